@@ -1,0 +1,83 @@
+# Baton. `make help` lists the targets; docs/architecture.md explains the tree.
+# One module.mk a folder declares a module: its sources are the *.c of the folder, its archive holds all but main.c.
+#   MODULES += lib/io          lib/io_DEPS := lib/base lib/json     lib/io_PKGS := libuv libcurl
+#   router_PROG := baton-router     (router/main.c + the archive + everything that it depends on)
+SHELL := /bin/bash
+.DELETE_ON_ERROR:
+.SECONDARY:
+MAKEFLAGS += --no-builtin-rules --no-print-directory
+
+SAN ?=
+BUILD ?= build$(if $(SAN),/$(SAN))
+CC ?= gcc
+ifeq ($(origin CC),default)
+CC := gcc
+endif
+VERSION := 0.1.0
+WARN := -Wall -Wextra -Wshadow -Wconversion -Wsign-conversion -Wstrict-prototypes -Wmissing-prototypes -Wvla \
+  -Wpointer-arith -Wwrite-strings -Wundef -Werror
+OPT := -O2
+SAN_asan := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
+SAN_ubsan := -fsanitize=undefined -fno-sanitize-recover=undefined
+SAN_tsan := -fsanitize=thread
+CFLAGS += -std=gnu17 -g $(OPT) -fno-common -fstack-protector-strong -D_GNU_SOURCE -I. $(WARN) $(SAN_$(SAN)) \
+  -DBATON_VERSION='"$(VERSION)"'
+LDFLAGS += $(SAN_$(SAN)) -rdynamic -pthread
+LDLIBS := -lm -lpthread -ldl
+
+MODULES :=
+include $(sort $(wildcard lib/*/module.mk */module.mk kernels/*/module.mk worker/*/module.mk))
+
+# Transitive closure of a module's dependencies, itself first (archives are grouped, so order is free).
+closure = $(sort $(1) $(foreach d,$($(1)_DEPS),$(call closure,$(d))))
+pkgs = $(sort $(foreach m,$(call closure,$(1)),$($(m)_PKGS)))
+libs = $(foreach m,$(call closure,$(1)),$(BUILD)/$(m)/lib.a)
+pkg_libs = $(if $(call pkgs,$(1)),$(shell pkg-config --libs $(call pkgs,$(1))))
+srcs = $(filter-out %/main.c,$(wildcard $(1)/*.c))
+tests_of = $(wildcard tests/$(1)/test_*.c)
+
+PROGS :=
+UNIT_TESTS :=
+OBJS :=
+# $(1) module, $(2) object, $(3) output, $(4) more libraries
+define link_rule
+$(3): $(2) $(call libs,$(1))
+	@mkdir -p $$(@D); echo "  LD    $$@"
+	@$$(CC) $$(LDFLAGS) -o $$@ $$< -Wl,--start-group $(call libs,$(1)) -Wl,--end-group $(call pkg_libs,$(1)) $(4) $$(LDLIBS)
+endef
+define test_rules
+UNIT_TESTS += $(BUILD)/$(2:.c=)
+OBJS += $(BUILD)/$(2:.c=.o)
+$(call link_rule,$(1),$(BUILD)/$(2:.c=.o),$(BUILD)/$(2:.c=),-lcmocka)
+endef
+define prog_rules
+PROGS += $(BUILD)/bin/$($(1)_PROG)
+OBJS += $(BUILD)/$(1)/main.o
+$(call link_rule,$(1),$(BUILD)/$(1)/main.o,$(BUILD)/bin/$($(1)_PROG),)
+endef
+define module_rules
+$(1)_OBJS := $(patsubst %.c,$(BUILD)/%.o,$(call srcs,$(1)))
+OBJS += $$($(1)_OBJS)
+$(BUILD)/$(1)/lib.a: $$($(1)_OBJS)
+	@mkdir -p $$(@D); rm -f $$@; ar rcs $$@ $$($(1)_OBJS)
+endef
+$(foreach m,$(MODULES),$(eval $(call module_rules,$(m))))
+$(foreach m,$(MODULES),$(if $(wildcard $(m)/main.c),$(eval $(call prog_rules,$(m)))))
+$(foreach m,$(MODULES),$(foreach t,$(call tests_of,$(m)),$(eval $(call test_rules,$(m),$(t)))))
+
+$(BUILD)/%.o: %.c
+	@mkdir -p $(@D); echo "  CC    $<"
+	@$(CC) $(CFLAGS) $(CFLAGS_$<) -MMD -MP -c -o $@ $<
+
+-include $(OBJS:.o=.d)
+
+.PHONY: all build help clean unit
+.DEFAULT_GOAL := help
+build: $(PROGS) ## build every program into build/bin
+all: build
+tests-build: $(UNIT_TESTS) ## build every C test
+
+clean: ## remove build outputs (not the caches under ~/.cache/baton)
+	rm -rf build
+
+include tools/targets.mk

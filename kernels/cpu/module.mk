@@ -1,0 +1,2 @@
+MODULES += kernels/cpu
+kernels/cpu_DEPS := lib/base

@@ -1,0 +1,2 @@
+MODULES += kernels
+kernels_DEPS := kernels/cpu lib/base

@@ -1,0 +1,2 @@
+MODULES += lib/base
+lib/base_DEPS :=

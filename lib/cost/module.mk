@@ -1,0 +1,2 @@
+MODULES += lib/cost
+lib/cost_DEPS := lib/base

@@ -1,0 +1,2 @@
+MODULES += lib/decide
+lib/decide_DEPS := lib/llm lib/cost

@@ -1,0 +1,3 @@
+MODULES += lib/json
+lib/json_DEPS := lib/base
+lib/json_PKGS := jansson

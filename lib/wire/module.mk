@@ -1,0 +1,2 @@
+MODULES += lib/wire
+lib/wire_DEPS := lib/base

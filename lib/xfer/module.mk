@@ -1,0 +1,2 @@
+MODULES += lib/xfer
+lib/xfer_DEPS := lib/io lib/wire

@@ -1,0 +1,4 @@
+MODULES += local
+local_DEPS := lib/kube lib/io
+local_PKGS := sqlite3 openssl yaml-0.1
+local_PROG := baton-local

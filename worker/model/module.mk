@@ -1,0 +1,2 @@
+MODULES += worker/model
+worker/model_DEPS := kernels lib/llm lib/base
