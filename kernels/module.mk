@@ -1,2 +1,3 @@
+# The table of operations and the forms of weights; backends (kernels/cpu) depend on it, not the other way round.
 MODULES += kernels
-kernels_DEPS := kernels/cpu lib/base
+kernels_DEPS := lib/base

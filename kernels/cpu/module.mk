@@ -1,2 +1,2 @@
 MODULES += kernels/cpu
-kernels/cpu_DEPS := lib/base
+kernels/cpu_DEPS := kernels lib/base
