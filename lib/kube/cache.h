@@ -1,0 +1,26 @@
+/* cache.h: the decoded objects of one kind, kept by a watch (watch.h). Objects are immutable: an update replaces the
+ * pointer. `old` in a callback is valid until it returns; what cache_get returns is valid until the loop turns.
+ * An object that doesn't decode is logged, counted and treated as absent. One owner thread. */
+#pragma once
+#include "lib/kube/watch.h"
+
+struct kube_cache;
+struct kube_cache_config {
+    const struct kube_kind *kind; /* with a view */
+    const char *namespace, *label_selector, *field_selector;
+    /* add: old NULL; delete: now NULL. Both are the kind's view struct (struct kube_pod *, …). */
+    void (*on_change)(const void *old, const void *now, void *ctx);
+    void (*on_synced)(void *ctx);
+    void *ctx;
+    unsigned backoff_min_ms, backoff_max_ms, silence_ms; /* as in watch.h */
+};
+int kube_cache_start(struct kube_client *c, const struct kube_cache_config *cfg, struct kube_cache **out,
+                     struct err *e) MUST_CHECK;
+void kube_cache_stop(struct kube_cache *c);
+bool kube_cache_synced(const struct kube_cache *c);
+bool kube_cache_connected(const struct kube_cache *c);
+size_t kube_cache_count(const struct kube_cache *c);
+/* namespace NULL or "" for cluster-scoped kinds. NULL when absent. */
+const void *kube_cache_get(const struct kube_cache *c, const char *namespace, const char *name);
+/* Calls fn for every object in order of namespace/name; fn returns false to stop. */
+void kube_cache_each(const struct kube_cache *c, bool (*fn)(const void *object, void *ctx), void *ctx);

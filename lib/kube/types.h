@@ -1,0 +1,210 @@
+/* types.h: the kinds that Baton reads or owns and their typed views (lib/json/view.h). Only the fields we use are listed.
+ * A cached object is one allocation; members are borrowed from it. Absent strings are NULL, absent numbers 0 (ask the
+ * has-bit where the difference matters). Schemas: manifests/crds; a test checks tables against them both ways. */
+#pragma once
+#include "lib/json/view.h"
+
+#define BATON_PREFIX "serving.baton.dev/"
+#define LABEL_INFD BATON_PREFIX "infd"
+#define LABEL_ROLE BATON_PREFIX "role"
+#define LABEL_RANK BATON_PREFIX "rank"
+#define LABEL_GROUP BATON_PREFIX "group"
+#define LABEL_REVISION BATON_PREFIX "revision"
+#define ANN_LAST_REPLICAS BATON_PREFIX "last-infd-replicas"
+#define ANN_EPOCH BATON_PREFIX "epoch"
+#define ANN_LAST_CRASH BATON_PREFIX "last-crash"
+#define ANN_BACKOFF_UNTIL BATON_PREFIX "backoff-until"
+#define ANN_ACTUAL_ROLE BATON_PREFIX "actual-role"
+#define ANN_INCARNATION BATON_PREFIX "incarnation"
+#define GATE_ROLE BATON_PREFIX "role"
+
+/* A kind as the API names it. view is NULL for kinds that are only written or handled as JSON. */
+struct kube_kind {
+    const char *api; /* "v1", "serving.baton.dev/v1alpha1" */
+    const char *kind, *plural;
+    bool namespaced;
+    const struct view *view;
+};
+extern const struct kube_kind kube_pods, kube_nodes, kube_secrets, kube_pdbs, kube_leases, kube_events,
+    kube_infds, kube_wps, kube_ninvs;
+
+struct kube_owner {
+    uint64_t has;
+    const char *api, *kind, *name, *uid;
+    bool controller;
+};
+struct kube_meta {
+    uint64_t has;
+    const char *name, *namespace, *uid, *resource_version;
+    int64_t generation;
+    uint64_t created_ns, deleted_ns; /* deleted_ns != 0: being deleted (draining) */
+    struct view_map labels, annotations;
+    struct view_list owners; /* struct kube_owner */
+};
+struct kube_condition {
+    uint64_t has;
+    const char *type, *status, *reason, *message; /* status "True", "False", "Unknown" */
+    uint64_t since_ns;                            /* lastTransitionTime */
+    int64_t observed_generation;
+};
+
+/* Every viewed object starts with these two members. */
+struct kube_object {
+    uint64_t has;
+    struct kube_meta meta;
+};
+
+struct kube_terminated {
+    uint64_t has;
+    int64_t exit_code, signal;
+    const char *reason, *message; /* "OOMKilled", "Error" */
+    uint64_t finished_ns;
+};
+struct kube_container_status {
+    uint64_t has;
+    const char *name;
+    bool ready;
+    int64_t restarts;
+    const char *waiting_reason;             /* "CrashLoopBackOff" */
+    struct kube_terminated now, last;       /* state.terminated, lastState.terminated */
+};
+struct kube_pod {
+    uint64_t has;
+    struct kube_meta meta;
+    const char *node, *ip, *phase, *reason, *message;
+    struct view_list conditions; /* struct kube_condition */
+    struct view_list containers; /* struct kube_container_status */
+};
+struct kube_node {
+    uint64_t has;
+    struct kube_meta meta;
+    bool unschedulable;
+    struct view_map allocatable, capacity;
+    struct view_list conditions; /* struct kube_condition */
+};
+struct kube_secret {
+    uint64_t has;
+    struct kube_meta meta;
+    const char *type;
+    const char *secret; /* data.secret, decoded: the peer secret of `<infd>-peer` */
+};
+
+/* InferenceDeployment (infd) */
+struct infd_bounds {
+    uint64_t has;
+    int64_t min, max;
+};
+struct infd_parallelism {
+    uint64_t has;
+    int64_t tensor, pipeline, expert, data;
+};
+struct infd_role {
+    uint64_t has;
+    int64_t replicas;
+    struct infd_bounds bounds;
+    struct view_map requests, limits; /* resources */
+    struct view_map node_selector;
+    const char *tolerations, *affinity; /* JSON text */
+    struct infd_parallelism parallelism;
+};
+struct infd_tier {
+    uint64_t has;
+    const char *name, *size; /* "dram", "nvme"; a quantity */
+};
+struct infd_role_status {
+    uint64_t has;
+    int64_t desired, current, ready, updated;
+    const char *summary; /* "ready/desired" */
+};
+struct kube_infd {
+    uint64_t has;
+    struct kube_meta meta;
+    /* spec.model */
+    const char *model_name, *model_source, *model_sha256;
+    int64_t model_max_context_tokens;
+    const char *model_secret_name, *model_secret_key;
+    /* roles */
+    struct infd_role prefill, decode, unified;
+    int64_t standby_hot, standby_warm, standby_cached_nodes;
+    const char *slo_ttft, *slo_tpot; /* "500ms", "2s" */
+    int64_t slo_percentile;
+    const char *scaling_mode; /* Baton, External, Off */
+    const char *ratio_min, *ratio_max; /* prefill groups per decode group */
+    int64_t budget_groups;
+    const char *scale_down_window;
+    const char *disaggregation, *policy; /* routing: auto, always, never; cost, round-robin */
+    int64_t kv_block_tokens;
+    const char *kv_dtype, *kv_size, *kv_ttl;
+    struct view_list kv_tiers; /* struct infd_tier */
+    int64_t max_unavailable, max_surge;
+    const char *drain_timeout;
+    const char *engine_image, *engine_template; /* template: JSON text of a pod template; present = foreign engine */
+    int64_t engine_port;
+    /* status */
+    int64_t observed_generation;
+    struct view_list conditions; /* struct kube_condition */
+    struct infd_role_status prefill_status, decode_status, unified_status;
+    const char *url, *revision;
+};
+
+/* WorkerPool (wp) */
+struct wp_decision {
+    uint64_t has;
+    uint64_t at_ns;
+    int64_t from, to;
+    const char *reason, *inputs; /* a sentence; compact JSON of the numbers it was made from */
+};
+struct kube_wp {
+    uint64_t has;
+    struct kube_meta meta;
+    const char *infd, *role; /* spec.inferenceDeployment, spec.role */
+    int64_t replicas;        /* groups; only through scale after creation */
+    struct infd_bounds bounds;
+    int64_t status_replicas, ready_replicas, updated_replicas, observed_generation;
+    const char *selector;
+    struct view_list conditions; /* struct kube_condition */
+    struct view_list decisions;  /* struct wp_decision, newest first */
+};
+
+/* NodeInventory (ninv): cluster-scoped, named as its Node and owned by it; the agent applies the object and then its status
+ * subresource (field manager baton-agent). */
+struct ninv_device {
+    uint64_t has;
+    const char *name, *kind, *model, *isa; /* "cpu0"; cpu or gpu; "NVIDIA H100"; "avx512" */
+    int64_t memory_bytes, milli_cpus;
+    bool healthy;
+    const char *reason;
+};
+struct ninv_model {
+    uint64_t has;
+    const char *sha256, *source, *rung; /* rung: dram, nvme */
+    int64_t bytes;
+};
+struct ninv_tier {
+    uint64_t has;
+    const char *name; /* dram, nvme */
+    int64_t capacity_bytes, used_bytes;
+};
+struct ninv_link {
+    uint64_t has;
+    const char *peer; /* node name, or "memory" for the node's own copy bandwidth */
+    int64_t bytes_per_second;
+};
+struct kube_ninv {
+    uint64_t has;
+    struct kube_meta meta;
+    const char *agent_version, *huge_pages;
+    uint64_t observed_ns;
+    struct view_list devices, models, tiers, links; /* the structs above */
+};
+
+extern const struct view kube_meta_view, kube_pod_view, kube_node_view, kube_secret_view, kube_infd_view, kube_wp_view,
+    kube_ninv_view, kube_condition_view;
+
+const char *kube_label(const struct kube_meta *m, const char *key);      /* NULL when absent */
+const char *kube_annotation(const struct kube_meta *m, const char *key); /* NULL when absent */
+const struct kube_condition *kube_condition_find(const struct view_list *conditions, const char *type);
+bool kube_condition_true(const struct view_list *conditions, const char *type);
+const struct kube_owner *kube_controller_of(const struct kube_meta *m); /* NULL when none */
+/* "300ms", "2s", "5m" in nanoseconds; 0 or -EINVAL. NULL gives dflt_ns. */
+int kube_duration_ns(const char *text, uint64_t dflt_ns, uint64_t *out) MUST_CHECK;
