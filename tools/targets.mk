@@ -1,7 +1,60 @@
-# Targets for people: set-up, demo, test, check, lint, e2e, bench. Included by the top Makefile.
+# Targets for people: set-up, demo, test, check, lint, bench. Included by the top Makefile, after the modules' rules.
+CACHE := $(or $(BATON_CACHE),$(HOME)/.cache/baton)
+JOBS ?= $(shell nproc)
+SUBMAKE := $(MAKE) -j$(JOBS)
+PY_SUITES := $(sort $(dir $(wildcard tests/*/test_*.py)))
+
 help: ## this list
 	@echo "Baton $(VERSION): make <target>"; \
-	grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort -u | awk -F':.*## ' '{printf "  %-16s %s\n", $$1, $$2}'
+	grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort -u | awk -F':.*## ' '{printf "  %-18s %s\n", $$1, $$2}'
 
-unit: tests-build ## run the C unit tests
-	tools/run-unit-tests $(BUILD) $(UNIT_TESTS)
+setup: ## Debian packages, model and kubectl that demo and up need (cached under ~/.cache/baton)
+	@tools/setup packages models kubectl
+
+setup-test: ## what the tests need besides: test packages, Python tools, second model, a real Kubernetes (built once)
+	@tools/setup test-packages python models gemma kubectl kubernetes
+
+demo: setup ## from nothing to an answer through prefill and decode workers: make demo [PROMPT="…"]
+	@$(SUBMAKE) build
+	@tools/demo "$(PROMPT)"
+
+up: setup ## keep a local cluster running with the deployment `chat` (kubeconfig build/up/kubeconfig, router 127.0.0.1:8080)
+	@$(SUBMAKE) build
+	@tools/up
+
+down: ## end what `make up` started
+	@$(BUILD)/bin/baton down --data build/up
+
+check: ## quick checks before a commit (under a minute): build, include direction, sizes, fast unit tests
+	@$(SUBMAKE) build tests-build
+	@tools/run-tests --log $(BUILD)/test "run:include direction:tools/check-includes" "run:sizes:tools/check-size" \
+	  "unit:unit:$(filter-out $(SLOW_UNIT),$(UNIT_TESTS))"
+
+test: setup-test ## every test, with all set-up; ends with `N passed, N failed`
+	@echo "building programs and tests …"
+	@$(SUBMAKE) build tests-build
+	@echo "building the parsers' tests under AddressSanitizer and UBSan …"
+	@$(SUBMAKE) SAN=asan asan-tests
+	@tools/run-tests --log build/test \
+	  "run:include direction:tools/check-includes" "run:sizes:tools/check-size" "run:format:tools/format --check" \
+	  "unit:unit:$(UNIT_TESTS)" \
+	  "unit:asan+ubsan:$(ASAN_TESTS)" \
+	  $(foreach d,$(PY_SUITES),"pytest:$(patsubst tests/%/,%,$(d)):$(d)") \
+	  "pytest:e2e:$(wildcard e2e/test_*.py)"
+
+# Tests of what parses outside bytes, and of what moves memory about, run a second time under the sanitizers.
+ASAN_DIRS := lib/base lib/json lib/io lib/llm lib/wire lib/xfer lib/kube lib/decide worker worker/model local
+ASAN_TESTS = $(foreach t,$(filter-out $(NO_ASAN),$(wildcard $(addprefix tests/,$(addsuffix /test_*.c,$(ASAN_DIRS))))),build/asan/$(t:.c=))
+asan-tests: $(ASAN_TESTS)
+
+lint: ## clang-format, clang-tidy, include direction, sizes
+	@tools/setup test-packages
+	@tools/format --check && tools/check-includes && tools/check-size
+	@$(MAKE) compile_commands.json
+	@git ls-files '*.c' | grep -v '^tests/' | xargs -P$(JOBS) -n 8 clang-tidy -p . --quiet
+
+format: ## rewrite the sources with clang-format
+	@tools/format
+
+compile_commands.json: Makefile ## for editors and clang-tidy
+	@tools/compile-commands "$(CC)" '$(CFLAGS)' >$@
