@@ -1,0 +1,221 @@
+#include "lib/decide/schedule.h"
+
+#include "lib/base/err.h"
+
+struct state {
+    const struct schedule_limits *limits;
+    const struct schedule_queue *queue;
+    struct schedule_step *step;
+    uint64_t now_ns;
+    uint32_t rows_left, logits_left, free, running, youngest;
+};
+
+static uint32_t blocks_for(const struct state *s, uint32_t tokens)
+{
+    return (tokens + s->limits->block_tokens - 1) / s->limits->block_tokens;
+}
+
+static bool is_expired(const struct state *s, const struct schedule_seq *q)
+{
+    return q->deadline_ns && q->deadline_ns <= s->now_ns;
+}
+
+static bool is_preempted(const struct state *s, uint32_t index)
+{
+    for (uint32_t i = 0; i < s->step->n_preempted; i++)
+        if (s->step->preempted[i] == index)
+            return true;
+    return false;
+}
+
+static uint32_t left(const struct schedule_seq *q)
+{
+    return q->tokens - q->computed;
+}
+
+static bool may_run(const struct state *s, uint32_t index)
+{
+    const struct schedule_seq *q = &s->queue->running[index];
+    return !q->held && left(q) && !is_expired(s, q) && !is_preempted(s, index);
+}
+
+/* The most rows that q can have now, by rows and logits alone. */
+static uint32_t chunk(const struct state *s, const struct schedule_seq *q)
+{
+    uint32_t n = left(q) < s->rows_left ? left(q) : s->rows_left;
+    if (q->logits_everywhere)
+        return n < s->logits_left ? n : s->logits_left;
+    if (n == left(q) && !s->logits_left)
+        n--; /* its last row would need logits */
+    return n;
+}
+
+static void pick(struct state *s, const struct schedule_seq *q, uint32_t index, uint32_t n,
+                 uint32_t blocks, bool admitted)
+{
+    struct schedule_step *t = s->step;
+    uint32_t logits = q->logits_everywhere ? n : n == left(q);
+    t->picks[t->n_picks++] = (struct schedule_pick){index, n, admitted};
+    t->rows += n;
+    t->logits += logits;
+    t->blocks_taken += blocks;
+    s->rows_left -= n;
+    s->logits_left -= logits;
+    s->free -= blocks;
+}
+
+/* Preempts the youngest sequence that is younger than `index`; false when there is none. Sequences younger than the decode
+ * in turn have not been picked yet. */
+static bool preempt_for(struct state *s, uint32_t index)
+{
+    while (s->youngest > index + 1) {
+        uint32_t v = s->youngest - 1;
+        const struct schedule_seq *q = &s->queue->running[v];
+        s->youngest = v;
+        if (q->pinned || q->held || is_expired(s, q))
+            continue;
+        s->step->preempted[s->step->n_preempted++] = v;
+        s->free += q->idle_blocks;
+        s->running--;
+        return true;
+    }
+    return false;
+}
+
+static uint32_t missing(const struct state *s, const struct schedule_seq *q, uint32_t n)
+{
+    uint32_t need = blocks_for(s, q->computed + n);
+    return need > q->blocks ? need - q->blocks : 0;
+}
+
+static void pick_decodes(struct state *s)
+{
+    for (uint32_t i = 0; i < s->queue->n_running && s->rows_left && s->logits_left; i++) {
+        const struct schedule_seq *q = &s->queue->running[i];
+        if (!may_run(s, i) || left(q) != 1)
+            continue;
+        uint32_t blocks = missing(s, q, 1);
+        while (blocks > s->free && preempt_for(s, i))
+            ;
+        if (blocks <= s->free)
+            pick(s, q, i, 1, blocks, false);
+    }
+}
+
+/* The longest chunk of q, at most n, that the free blocks allow. */
+static uint32_t fit(const struct state *s, const struct schedule_seq *q, uint32_t n)
+{
+    uint64_t room = (uint64_t)(q->blocks + s->free) * s->limits->block_tokens;
+    if (room <= q->computed)
+        return 0;
+    return room - q->computed < n ? (uint32_t)(room - q->computed) : n;
+}
+
+static void pick_begun(struct state *s)
+{
+    for (uint32_t i = 0; i < s->queue->n_running && s->rows_left; i++) {
+        const struct schedule_seq *q = &s->queue->running[i];
+        if (!may_run(s, i) || left(q) < 2)
+            continue;
+        uint32_t n = chunk(s, q);
+        if (!n)
+            continue;
+        while (!fit(s, q, n) && !s->step->n_picks && preempt_for(s, i))
+            ;
+        n = fit(s, q, n);
+        if (n)
+            pick(s, q, i, n, missing(s, q, n), false);
+    }
+}
+
+/* Blocks that begun prompts will still take: they are promised. */
+static uint32_t promised(const struct state *s)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < s->queue->n_running; i++) {
+        const struct schedule_seq *q = &s->queue->running[i];
+        if (!is_expired(s, q) && left(q) > 1)
+            n += missing(s, q, left(q));
+    }
+    return n;
+}
+
+/* Rows for a new sequence, 0 when it has to wait; *blocks are taken from the free ones. *owed grows by what its later
+ * chunks will take. */
+static uint32_t admit(const struct state *s, const struct schedule_seq *q, uint32_t *owed,
+                      uint32_t *blocks)
+{
+    uint32_t n = chunk(s, q);
+    uint32_t whole = missing(s, q, left(q)) + q->idle_blocks;
+    uint64_t reserve = s->running ? (uint64_t)*owed + s->limits->spare_blocks : 0;
+    if (!n)
+        return 0;
+    if (whole + reserve <= s->free) {
+        *blocks = q->pinned ? whole : missing(s, q, n) + q->idle_blocks;
+        *owed += whole - *blocks;
+        return n;
+    }
+    if (s->running || q->pinned || q->idle_blocks > s->free)
+        return 0;
+    struct state alone = *s;
+    alone.free -= q->idle_blocks;
+    n = fit(&alone, q, n);
+    *blocks = missing(s, q, n) + q->idle_blocks;
+    return n;
+}
+
+static void pick_new(struct state *s)
+{
+    uint32_t owed = promised(s);
+    for (uint32_t i = 0; i < s->step->n_picks; i++) {
+        const struct schedule_seq *q = &s->queue->running[s->step->picks[i].index];
+        uint32_t now = missing(s, q, s->step->picks[i].tokens);
+        owed -= left(q) > 1 && now < owed ? now : 0;
+    }
+    for (uint32_t i = 0; i < s->queue->n_waiting && s->rows_left; i++) {
+        const struct schedule_seq *q = &s->queue->waiting[i];
+        if (q->held || is_expired(s, q))
+            continue;
+        uint32_t blocks = 0;
+        if (s->running >= s->limits->max_running)
+            return;
+        uint32_t n = admit(s, q, &owed, &blocks);
+        if (!n)
+            return; /* first come, first served: nobody overtakes */
+        pick(s, q, i, n, blocks, true);
+        s->running++;
+    }
+}
+
+static void find_expired(struct state *s)
+{
+    for (uint32_t i = 0; i < s->queue->n_running; i++)
+        if (is_expired(s, &s->queue->running[i]))
+            s->step->expired[s->step->n_expired++] = (struct schedule_pick){.index = i};
+    for (uint32_t i = 0; i < s->queue->n_waiting; i++)
+        if (is_expired(s, &s->queue->waiting[i]))
+            s->step->expired[s->step->n_expired++] =
+                (struct schedule_pick){.index = i, .admitted = true};
+}
+
+void schedule(const struct schedule_limits *limits, const struct schedule_queue *queue,
+              const struct schedule_kv *kv, uint64_t now_ns, struct schedule_step *step)
+{
+    ASSERT(limits->step_tokens && limits->logit_rows && limits->block_tokens);
+    struct state s = {.limits = limits,
+                      .queue = queue,
+                      .step = step,
+                      .now_ns = now_ns,
+                      .rows_left = limits->step_tokens,
+                      .logits_left = limits->logit_rows,
+                      .free = kv->free_blocks,
+                      .running = queue->n_running,
+                      .youngest = queue->n_running};
+    step->n_picks = step->n_preempted = step->n_expired = 0;
+    step->rows = step->logits = step->blocks_taken = 0;
+    find_expired(&s);
+    pick_decodes(&s);
+    pick_begun(&s);
+    if (!step->n_preempted)
+        pick_new(&s);
+}

@@ -1,0 +1,291 @@
+/* The scheduler's rules, one by one, and its guarantees over random queues and whole simulated lives. */
+#include "lib/base/rng.h"
+#include "lib/decide/schedule.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#define MAX 24
+static struct schedule_pick picks[2 * MAX], expired[2 * MAX];
+static uint32_t preempted[MAX];
+static struct schedule_step step = {.picks = picks, .preempted = preempted, .expired = expired};
+static const struct schedule_limits lim = {64, 8, 8, 16, 1};
+
+static void run(const struct schedule_limits *l, const struct schedule_seq *r, uint32_t nr,
+                const struct schedule_seq *w, uint32_t nw, uint32_t free_blocks)
+{
+    struct schedule_queue q = {r, nr, w, nw};
+    struct schedule_kv kv = {free_blocks};
+    schedule(l, &q, &kv, 1000, &step);
+}
+
+static void decodes_come_before_prompts(void **state)
+{
+    (void)state;
+    struct schedule_seq r[] = {{.tokens = 200, .computed = 10, .blocks = 1},
+                               {.tokens = 33, .computed = 32, .blocks = 2},
+                               {.tokens = 40, .computed = 39, .blocks = 3}};
+    run(&lim, r, 3, NULL, 0, 100);
+    assert_int_equal(step.n_picks, 3);
+    assert_int_equal(picks[0].index, 1);
+    assert_int_equal(picks[1].index, 2);
+    assert_int_equal(picks[2].index, 0);
+    assert_int_equal(picks[2].tokens, 62);
+    assert_int_equal(step.rows, 64);
+    assert_int_equal(step.logits, 2);
+}
+
+static void the_youngest_is_preempted_and_nobody_is_admitted_then(void **state)
+{
+    (void)state;
+    struct schedule_seq r[] = {{.tokens = 33, .computed = 32, .blocks = 2, .idle_blocks = 2},
+                               {.tokens = 21, .computed = 20, .blocks = 2, .idle_blocks = 2},
+                               {.tokens = 21, .computed = 20, .blocks = 2, .idle_blocks = 2}};
+    struct schedule_seq w[] = {{.tokens = 5}};
+    run(&lim, r, 3, w, 1, 0);
+    assert_int_equal(step.n_preempted, 1);
+    assert_int_equal(preempted[0], 2);
+    assert_int_equal(step.n_picks, 2);
+}
+
+static void a_pinned_sequence_is_never_preempted(void **state)
+{
+    (void)state;
+    struct schedule_seq r[] = {{.tokens = 33, .computed = 32, .blocks = 2, .idle_blocks = 2},
+                               {.tokens = 90, .computed = 20, .blocks = 6, .idle_blocks = 6, .pinned = true}};
+    run(&lim, r, 2, NULL, 0, 0);
+    assert_int_equal(step.n_preempted, 0);
+    assert_int_equal(step.n_picks, 1);
+    assert_int_equal(picks[0].index, 1);
+}
+
+static void a_new_prompt_waits_for_room_unless_it_is_alone(void **state)
+{
+    (void)state;
+    struct schedule_seq r[] = {{.tokens = 33, .computed = 32, .blocks = 3, .idle_blocks = 3}};
+    struct schedule_seq w[] = {{.tokens = 160}};
+    run(&lim, r, 1, w, 1, 10);
+    assert_int_equal(step.n_picks, 1);
+    run(&lim, NULL, 0, w, 1, 2);
+    assert_int_equal(step.n_picks, 1);
+    assert_true(picks[0].admitted);
+    assert_int_equal(picks[0].tokens, 32);
+    w[0].pinned = true;
+    run(&lim, NULL, 0, w, 1, 2);
+    assert_int_equal(step.n_picks, 0);
+}
+
+static void prompt_logprobs_are_bounded_by_the_rows_of_logits(void **state)
+{
+    (void)state;
+    struct schedule_seq w[] = {{.tokens = 100, .logits_everywhere = true}, {.tokens = 3}};
+    run(&lim, NULL, 0, w, 2, 100);
+    assert_int_equal(picks[0].tokens, 8);
+    assert_int_equal(step.logits, 8);
+    assert_int_equal(step.n_picks, 2);
+    assert_int_equal(picks[1].tokens, 2); /* its last row would need logits */
+}
+
+static void what_is_past_its_deadline_is_reported_and_not_run(void **state)
+{
+    (void)state;
+    struct schedule_seq r[] = {{.tokens = 33, .computed = 32, .blocks = 3, .deadline_ns = 1000}};
+    struct schedule_seq w[] = {{.tokens = 3, .deadline_ns = 999}, {.tokens = 3, .deadline_ns = 1001}};
+    run(&lim, r, 1, w, 2, 10);
+    assert_int_equal(step.n_expired, 2);
+    assert_false(expired[0].admitted);
+    assert_true(expired[1].admitted);
+    assert_int_equal(step.n_picks, 1);
+    assert_int_equal(picks[0].index, 1);
+}
+
+static bool is_gone(uint32_t index, bool admitted)
+{
+    for (uint32_t i = 0; i < step.n_expired; i++)
+        if (expired[i].index == index && expired[i].admitted == admitted)
+            return true;
+    for (uint32_t i = 0; !admitted && i < step.n_preempted; i++)
+        if (preempted[i] == index)
+            return true;
+    return false;
+}
+
+static void check_step(const struct schedule_limits *l, const struct schedule_queue *q,
+                       const struct schedule_kv *kv)
+{
+    uint32_t rows = 0, logits = 0, taken = 0, freed = 0;
+    bool seen[2][MAX] = {{0}};
+    for (uint32_t i = 0; i < step.n_preempted; i++) {
+        assert_false(q->running[preempted[i]].pinned);
+        assert_true(i == 0 || preempted[i] < preempted[i - 1]);
+        freed += q->running[preempted[i]].idle_blocks;
+    }
+    for (uint32_t i = 0; i < step.n_picks; i++) {
+        struct schedule_pick p = picks[i];
+        const struct schedule_seq *s = p.admitted ? &q->waiting[p.index] : &q->running[p.index];
+        assert_false(seen[p.admitted][p.index]);
+        seen[p.admitted][p.index] = true;
+        assert_false(is_gone(p.index, p.admitted));
+        assert_false(s->held);
+        assert_true(p.tokens > 0 && p.tokens <= s->tokens - s->computed);
+        assert_false(p.admitted && step.n_preempted);
+        rows += p.tokens;
+        logits += s->logits_everywhere ? p.tokens : s->computed + p.tokens == s->tokens;
+        uint32_t upto = p.admitted && s->pinned ? s->tokens : s->computed + p.tokens;
+        uint32_t need = (upto + l->block_tokens - 1) / l->block_tokens;
+        taken += (need > s->blocks ? need - s->blocks : 0) + (p.admitted ? s->idle_blocks : 0);
+    }
+    assert_int_equal(rows, step.rows);
+    assert_int_equal(logits, step.logits);
+    assert_int_equal(taken, step.blocks_taken);
+    assert_true(rows <= l->step_tokens && logits <= l->logit_rows);
+    assert_true(taken <= kv->free_blocks + freed);
+}
+
+static void random_queues_keep_the_guarantees(void **state)
+{
+    (void)state;
+    struct rng g = {20261130};
+    printf("seed %llu\n", (unsigned long long)g.state);
+    for (int round = 0; round < 20000; round++) {
+        struct schedule_limits l = {1 + (uint32_t)rng_below(&g, 100), 1 + (uint32_t)rng_below(&g, 12),
+                                    1 + (uint32_t)rng_below(&g, 12), 16, (uint32_t)rng_below(&g, 3)};
+        struct schedule_seq r[MAX] = {{0}}, w[MAX] = {{0}};
+        uint32_t nr = (uint32_t)rng_below(&g, 12), nw = (uint32_t)rng_below(&g, 12);
+        for (uint32_t i = 0; i < nr + nw; i++) {
+            struct schedule_seq *s = i < nr ? &r[i] : &w[i - nr];
+            s->tokens = 1 + (uint32_t)rng_below(&g, 200);
+            s->computed = (uint32_t)rng_below(&g, s->tokens);
+            if (i < nr && rng_below(&g, 2))
+                s->computed = s->tokens - 1;
+            if (i >= nr)
+                s->computed -= s->computed % 16;
+            s->blocks = (s->computed + 15) / 16;
+            s->idle_blocks = s->blocks ? (uint32_t)rng_below(&g, s->blocks + 1) : 0;
+            s->pinned = rng_below(&g, 5) == 0;
+            if (s->pinned && i < nr)
+                s->blocks = (s->tokens + 15) / 16;
+            s->held = rng_below(&g, 8) == 0;
+            s->logits_everywhere = rng_below(&g, 8) == 0;
+            s->deadline_ns = rng_below(&g, 10) ? 0 : 500 + rng_below(&g, 1000);
+        }
+        struct schedule_queue q = {r, nr, w, nw};
+        struct schedule_kv kv = {(uint32_t)rng_below(&g, 40)};
+        schedule(&l, &q, &kv, 1000, &step);
+        check_step(&l, &q, &kv);
+    }
+}
+
+/* ---- a simulated worker: every sequence ends, whatever the pool's size ---- */
+
+struct life {
+    struct schedule_seq s;
+    uint32_t final;
+    bool done;
+};
+
+struct world {
+    struct life *running[MAX], *waiting[MAX];
+    uint32_t nr, nw, free, preemptions;
+};
+
+static void drop(struct life **a, uint32_t *n, uint32_t i)
+{
+    memmove(&a[i], &a[i + 1], (*n - i - 1) * sizeof *a);
+    (*n)--;
+}
+
+static void live_through(struct world *v, const struct schedule_limits *l)
+{
+    struct schedule_seq r[MAX], w[MAX];
+    struct life *ran[MAX], *was[MAX];
+    for (uint32_t i = 0; i < v->nr; i++)
+        r[i] = (ran[i] = v->running[i])->s;
+    for (uint32_t i = 0; i < v->nw; i++)
+        w[i] = (was[i] = v->waiting[i])->s;
+    struct schedule_queue q = {r, v->nr, w, v->nw};
+    struct schedule_kv kv = {v->free};
+    uint32_t old = v->nr;
+    schedule(l, &q, &kv, 0, &step);
+    check_step(l, &q, &kv);
+    assert_true(step.n_picks > 0);
+    v->free -= step.blocks_taken;
+    for (uint32_t i = 0; i < step.n_picks; i++) {
+        struct life *x = picks[i].admitted ? was[picks[i].index] : ran[picks[i].index];
+        x->s.computed += picks[i].tokens;
+        uint32_t need = (x->s.computed + l->block_tokens - 1) / l->block_tokens;
+        x->s.blocks = x->s.idle_blocks = need > x->s.blocks ? need : x->s.blocks;
+        if (x->s.computed == x->s.tokens && x->s.tokens < x->final)
+            x->s.tokens++;
+        else
+            x->done = x->s.computed == x->final;
+        if (picks[i].admitted) {
+            v->running[v->nr++] = x;
+            for (uint32_t k = 0; k < v->nw; k++)
+                if (v->waiting[k] == x)
+                    drop(v->waiting, &v->nw, k--);
+        }
+    }
+    for (uint32_t i = 0; i < step.n_preempted; i++) {
+        assert_true(preempted[i] < old);
+        struct life *x = ran[preempted[i]];
+        v->free += x->s.blocks;
+        x->s.blocks = x->s.idle_blocks = x->s.computed = 0;
+        drop(v->running, &v->nr, preempted[i]);
+        memmove(v->waiting + 1, v->waiting, v->nw * sizeof *v->waiting);
+        v->waiting[0] = x;
+        v->nw++;
+        v->preemptions++;
+    }
+    for (uint32_t i = 0; i < v->nr; i++)
+        if (v->running[i]->done) {
+            v->free += v->running[i]->s.blocks;
+            drop(v->running, &v->nr, i--);
+        }
+}
+
+static void every_sequence_that_fits_alone_ends(void **state)
+{
+    (void)state;
+    struct rng g = {7};
+    uint32_t preemptions = 0;
+    for (int round = 0; round < 300; round++) {
+        struct life lives[12] = {{{0}, 0, false}};
+        uint32_t pool = 4 + (uint32_t)rng_below(&g, 12);
+        struct schedule_limits l = {1 + (uint32_t)rng_below(&g, 40), 1 + (uint32_t)rng_below(&g, 6),
+                                    1 + (uint32_t)rng_below(&g, 6), 16, 1};
+        struct world v = {.free = pool};
+        for (uint32_t i = 0; i < 12; i++) {
+            lives[i].final = 1 + (uint32_t)rng_below(&g, 16 * pool);
+            lives[i].s.tokens = 1 + (uint32_t)rng_below(&g, lives[i].final);
+            v.waiting[v.nw++] = &lives[i];
+        }
+        for (int t = 0; v.nr + v.nw; t++) {
+            assert_true(t < 20000);
+            live_through(&v, &l);
+        }
+        assert_int_equal(v.free, pool);
+        preemptions += v.preemptions;
+    }
+    assert_true(preemptions > 100);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(decodes_come_before_prompts),
+        cmocka_unit_test(the_youngest_is_preempted_and_nobody_is_admitted_then),
+        cmocka_unit_test(a_pinned_sequence_is_never_preempted),
+        cmocka_unit_test(a_new_prompt_waits_for_room_unless_it_is_alone),
+        cmocka_unit_test(prompt_logprobs_are_bounded_by_the_rows_of_logits),
+        cmocka_unit_test(what_is_past_its_deadline_is_reported_and_not_run),
+        cmocka_unit_test(random_queues_keep_the_guarantees),
+        cmocka_unit_test(every_sequence_that_fits_alone_ends),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
