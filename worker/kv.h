@@ -1,0 +1,56 @@
+/* kv.h: who holds which block of the paged KV pool, and under which names cached blocks can be found again.
+ *
+ * A block is in exactly one state: free (nobody holds it; when it has a name its KV can be found by it until it is
+ * allocated anew), used (ref >= 1 tables hold it), or quarantined (granted to a transfer that failed, whose writers may
+ * still be at work). Free blocks form one list, least recently used first; unnamed ones go to its head. kv_release gives
+ * back a table from its tail, so that the tail of a prefix is evicted before its head.
+ *
+ * The prefix cache: 128-bit names (lib/llm/blocks.h) of full blocks; the tokens are compared on every hit. Of two blocks with
+ * the same name the first keeps it. A named block's KV never changes.
+ *
+ * The memory itself is the caller's (block numbers only, here). One thread. kv_check() states the invariants.
+ */
+#pragma once
+#include "lib/llm/blocks.h"
+
+#define KV_NONE UINT32_MAX
+
+struct kv;
+
+struct kv_counts {
+    uint32_t total, free, cached, used, quarantined; /* cached: free and named; total = free + used + quarantined */
+};
+
+struct kv *kv_new(uint32_t n_blocks, uint32_t block_tokens);
+void kv_free(struct kv *kv);
+struct kv_counts kv_counts(const struct kv *kv);
+uint32_t kv_block_tokens(const struct kv *kv);
+
+/* A free block, now held once and without a name; KV_NONE when there is none. */
+uint32_t kv_alloc(struct kv *kv);
+void kv_hold(struct kv *kv, uint32_t block); /* one more holder; takes a free block off the list */
+void kv_drop(struct kv *kv, uint32_t block); /* one holder less; the last one frees it */
+void kv_release(struct kv *kv, const uint32_t *blocks, uint32_t n); /* kv_drop of each, last first */
+uint32_t kv_refs(const struct kv *kv, uint32_t block);
+
+/* The longest run of names[0..n) that are cached with exactly these tokens (n * block_tokens of them) into blocks, not held
+ * yet. *idle is how many of them nobody holds. */
+uint32_t kv_find(const struct kv *kv, const struct block_name *names, const uint32_t *tokens,
+                 uint32_t n, uint32_t *blocks, uint32_t *idle);
+/* Names a held, full block; does nothing when it or another block has the name already. */
+void kv_name(struct kv *kv, uint32_t block, const struct block_name *name, const uint32_t *tokens);
+
+/* From held once to quarantined, and from quarantined to free. */
+void kv_quarantine(struct kv *kv, const uint32_t *blocks, uint32_t n);
+void kv_unquarantine(struct kv *kv, const uint32_t *blocks, uint32_t n);
+
+/* Names that came and went since the last kv_events_clear, in order. */
+struct kv_event {
+    struct block_name name;
+    bool added;
+};
+const struct kv_event *kv_events(const struct kv *kv, size_t *n);
+void kv_events_clear(struct kv *kv);
+
+/* NULL, or what is wrong. refs[b] (may be NULL) is how many tables the caller knows to hold block b. */
+const char *kv_check(const struct kv *kv, const uint32_t *refs);
