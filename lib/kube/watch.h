@@ -21,7 +21,7 @@ struct kube_watch_config {
     void (*on_error)(const struct err *e, void *ctx);
     void *ctx;
     unsigned backoff_min_ms, backoff_max_ms; /* 0: 800, 30,000 */
-    unsigned silence_ms;                     /* 0: 60,000; no byte for so long: reconnect (servers send bookmarks about once a minute) */
+    unsigned silence_ms;                     /* 0: 90,000; no byte for so long: reconnect (bookmarks come about once a minute) */
     unsigned watch_timeout_s;                /* 0: random in [300, 600] */
 };
 int kube_watch_start(struct kube_client *c, const struct kube_watch_config *cfg, struct kube_watch **out,

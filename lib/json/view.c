@@ -1,0 +1,489 @@
+#include "lib/json/view.h"
+
+#include "lib/base/clock.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+/* Decoding runs twice over the same code: with base NULL it only counts bytes, then it fills one allocation. */
+struct walk {
+    char *base;
+    size_t used;
+    struct err *e;
+};
+
+static void *take(struct walk *w, size_t n)
+{
+    void *p = w->base ? w->base + w->used : NULL;
+    w->used += (n + 7) & ~(size_t)7;
+    return p;
+}
+
+static const char *take_str(struct walk *w, const char *s, size_t n)
+{
+    char *p = take(w, n + 1);
+    if (!p)
+        return "";
+    memcpy(p, s, n);
+    p[n] = 0;
+    return p;
+}
+
+static void *slot(void *obj, const struct view_field *f)
+{
+    return (char *)obj + f->offset;
+}
+
+static const void *cslot(const void *obj, const struct view_field *f)
+{
+    return (const char *)obj + f->offset;
+}
+
+static int wrong(struct walk *w, const struct view_field *f, const char *expected)
+{
+    return err_set(w->e, EINVAL, "%s: expected %s", f->path, expected);
+}
+
+static int decode_int(struct walk *w, const struct view_field *f, const json_t *v, int64_t *out)
+{
+    if (json_is_string(v)) {
+        struct str s = {json_string_value(v), json_string_length(v)};
+        return str_to_i64(s, INT64_MIN, INT64_MAX, out) ? wrong(w, f, "a whole number") : 0;
+    }
+    if (json_is_integer(v)) {
+        *out = json_integer_value(v);
+        return 0;
+    }
+    double r = json_real_value(v);
+    if (!json_is_real(v) || r != (double)(int64_t)(r > 9e15 || r < -9e15 ? 0 : r))
+        return wrong(w, f, "a whole number");
+    *out = (int64_t)r;
+    return 0;
+}
+
+static int decode_num(struct walk *w, const struct view_field *f, const json_t *v, double *out)
+{
+    if (json_is_string(v)) {
+        struct str s = {json_string_value(v), json_string_length(v)};
+        return str_to_f64(s, -1e300, 1e300, out) ? wrong(w, f, "a number") : 0;
+    }
+    if (!json_is_number(v))
+        return wrong(w, f, "a number");
+    *out = json_number_value(v);
+    return 0;
+}
+
+static int decode_qty(struct walk *w, const struct view_field *f, const json_t *v, int64_t *out)
+{
+    if (json_is_integer(v) && json_integer_value(v) < INT64_MAX / 1000 &&
+        json_integer_value(v) > INT64_MIN / 1000) {
+        *out = json_integer_value(v) * 1000;
+        return 0;
+    }
+    struct str s = {json_string_value(v), json_string_length(v)};
+    if (!json_is_string(v) || str_to_quantity_milli(s, out))
+        return wrong(w, f, "a quantity such as 500m or 2Gi");
+    return 0;
+}
+
+static int decode_map(struct walk *w, const struct view_field *f, const json_t *v, struct view_map *out)
+{
+    if (!json_is_object(v) || json_object_size(v) > VIEW_LIST_MAX)
+        return wrong(w, f, "an object of strings");
+    size_t n = json_object_size(v), i = 0;
+    struct view_pair *items = take(w, n * sizeof *items);
+    const char *key;
+    json_t *item;
+    json_object_foreach((json_t *)(uintptr_t)v, key, item) {
+        char num[32];
+        const char *s = json_string_value(item);
+        if (json_is_integer(item))
+            snprintf(num, sizeof num, "%lld", (long long)json_integer_value(item));
+        else if (json_is_real(item))
+            snprintf(num, sizeof num, "%.17g", json_real_value(item));
+        else if (!s)
+            return wrong(w, f, "an object of strings");
+        s = s ? s : num;
+        const char *k = take_str(w, key, strlen(key)), *val = take_str(w, s, strlen(s));
+        if (items)
+            items[i++] = (struct view_pair){k, val};
+    }
+    *out = (struct view_map){n, items};
+    return 0;
+}
+
+static int decode_raw(struct walk *w, const json_t *v, const char **out)
+{
+    struct buf b;
+    buf_init(&b, 4u << 20);
+    int rc = json_write(v, true, &b);
+    if (rc)
+        rc = err_set(w->e, EMSGSIZE, "an embedded JSON value is larger than 4 MiB");
+    else
+        *out = take_str(w, b.data, b.n);
+    buf_fini(&b);
+    return rc;
+}
+
+static int b64_digit(char c)
+{
+    if (c >= 'A' && c <= 'Z')
+        return c - 'A';
+    if (c >= 'a' && c <= 'z')
+        return c - 'a' + 26;
+    if (c >= '0' && c <= '9')
+        return c - '0' + 52;
+    return c == '+' ? 62 : c == '/' ? 63 : -1;
+}
+
+static int decode_b64(struct walk *w, const struct view_field *f, const json_t *v, const char **out)
+{
+    const char *s = json_string_value(v);
+    size_t n = json_string_length(v), k = 0;
+    if (!s || n % 4)
+        return wrong(w, f, "base64");
+    char *p = take(w, n / 4 * 3 + 1);
+    for (size_t i = 0; i < n; i += 4) {
+        int pad = s[i + 3] != '=' ? 0 : s[i + 2] == '=' ? 2 : 1;
+        uint32_t bits = 0;
+        for (size_t j = 0; j < 4; j++) {
+            int d = j + (size_t)pad >= 4 ? 0 : b64_digit(s[i + j]);
+            if (d < 0 || (pad && i + 4 != n))
+                return wrong(w, f, "base64");
+            bits = bits << 6 | (uint32_t)d;
+        }
+        for (int j = 0; j < 3 - pad; j++, k++)
+            if (p)
+                p[k] = (char)(bits >> (16 - 8 * j));
+    }
+    if (p)
+        p[k] = 0;
+    *out = p ? p : "";
+    return 0;
+}
+
+static int decode_fields(struct walk *w, const struct view *v, const json_t *o, void *out, int depth);
+
+static int decode_list(struct walk *w, const struct view_field *f, const json_t *v, struct view_list *out,
+                       int depth)
+{
+    if (!json_is_array(v) || json_array_size(v) > VIEW_LIST_MAX)
+        return wrong(w, f, "a list");
+    bool strs = f->kind == VIEW_STRS;
+    size_t n = json_array_size(v), each = strs ? sizeof(char *) : f->sub->size;
+    char *items = take(w, n * each);
+    char *scratch = strs || items ? NULL : xcalloc(1, each);
+    int rc = 0;
+    for (size_t i = 0; i < n && !rc; i++) {
+        const json_t *item = json_array_get(v, i);
+        if (strs) {
+            if (!json_is_string(item)) {
+                rc = wrong(w, f, "a list of strings");
+                break;
+            }
+            const char *s = take_str(w, json_string_value(item), json_string_length(item));
+            if (items)
+                ((const char **)(void *)items)[i] = s;
+        } else {
+            rc = decode_fields(w, f->sub, item, items ? items + i * each : scratch, depth + 1);
+            if (rc && w->e)
+                err_wrap(w->e, "%s[%zu]", f->path, i);
+        }
+    }
+    free(scratch);
+    if (!rc)
+        *out = (struct view_list){n, items};
+    return rc;
+}
+
+static int decode_value(struct walk *w, const struct view_field *f, const json_t *v, void *to, int depth)
+{
+    switch (f->kind) {
+    case VIEW_STR:
+        if (!json_is_string(v))
+            return wrong(w, f, "a string");
+        *(const char **)to = take_str(w, json_string_value(v), json_string_length(v));
+        return 0;
+    case VIEW_INT:
+        return decode_int(w, f, v, to);
+    case VIEW_NUM:
+        return decode_num(w, f, v, to);
+    case VIEW_BOOL:
+        if (!json_is_boolean(v))
+            return wrong(w, f, "true or false");
+        *(bool *)to = json_is_true(v);
+        return 0;
+    case VIEW_QTY:
+        return decode_qty(w, f, v, to);
+    case VIEW_TIME:
+        if (!json_is_string(v) || clock_parse_rfc3339(json_string_value(v), to))
+            return wrong(w, f, "a time (RFC 3339)");
+        return 0;
+    case VIEW_MAP:
+        return decode_map(w, f, v, to);
+    case VIEW_OBJ: {
+        int rc = decode_fields(w, f->sub, v, to, depth + 1);
+        if (rc && w->e)
+            err_wrap(w->e, "%s", f->path);
+        return rc;
+    }
+    case VIEW_LIST:
+    case VIEW_STRS:
+        return decode_list(w, f, v, to, depth);
+    case VIEW_RAW:
+        return decode_raw(w, v, to);
+    case VIEW_B64:
+        return decode_b64(w, f, v, to);
+    }
+    return wrong(w, f, "a known kind");
+}
+
+static int decode_fields(struct walk *w, const struct view *v, const json_t *o, void *out, int depth)
+{
+    if (!json_is_object(o))
+        return err_set(w->e, EINVAL, "%s: expected an object", v->name);
+    if (depth > VIEW_DEPTH_MAX)
+        return err_set(w->e, EINVAL, "%s: nested deeper than %d levels", v->name, VIEW_DEPTH_MAX);
+    uint64_t *has = out;
+    unsigned bit = 0;
+    for (const struct view_field *f = v->fields; f->path; f++, bit++) {
+        ASSERT(bit < 64);
+        const json_t *value = json_at(o, f->path);
+        if (!value || json_is_null(value)) {
+            if (f->required)
+                return err_set(w->e, EINVAL, "%s.%s is missing", v->name, f->path);
+            continue;
+        }
+        int rc = decode_value(w, f, value, slot(out, f), depth);
+        if (rc)
+            return rc;
+        *has |= 1ull << bit;
+    }
+    return 0;
+}
+
+void *view_decode(const struct view *v, const json_t *o, struct err *e)
+{
+    struct walk w = {.e = e};
+    void *scratch = xcalloc(1, v->size);
+    int rc = decode_fields(&w, v, o, scratch, 0);
+    free(scratch);
+    if (rc)
+        return NULL;
+    size_t head = (v->size + 7) & ~(size_t)7;
+    char *obj = calloc(1, head + w.used);
+    if (!obj) {
+        err_set(e, ENOMEM, "%s: out of memory", v->name);
+        return NULL;
+    }
+    w = (struct walk){.base = obj + head, .e = e};
+    rc = decode_fields(&w, v, o, obj, 0);
+    ASSERT(rc == 0);
+    return obj;
+}
+
+static json_t *encode_b64(const char *s)
+{
+    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    size_t n = strlen(s), k = 0;
+    char *out = xmalloc((n + 2) / 3 * 4 + 1);
+    for (size_t i = 0; i < n; i += 3) {
+        uint32_t b = (uint32_t)(uint8_t)s[i] << 16;
+        b |= i + 1 < n ? (uint32_t)(uint8_t)s[i + 1] << 8 : 0;
+        b |= i + 2 < n ? (uint32_t)(uint8_t)s[i + 2] : 0;
+        out[k++] = digits[b >> 18];
+        out[k++] = digits[b >> 12 & 63];
+        out[k++] = i + 1 < n ? digits[b >> 6 & 63] : '=';
+        out[k++] = i + 2 < n ? digits[b & 63] : '=';
+    }
+    json_t *o = json_stringn(out, k);
+    free(out);
+    return o;
+}
+
+static json_t *encode_list(const struct view_field *f, const struct view_list *l)
+{
+    json_t *a = json_array();
+    for (size_t i = 0; i < l->n; i++)
+        json_array_append_new(a, f->kind == VIEW_STRS
+                                     ? json_string(VIEW_STR_AT(*l, i))
+                                     : view_encode(f->sub, (const char *)l->items + i * f->sub->size));
+    return a;
+}
+
+static json_t *encode_map(const struct view_map *m)
+{
+    json_t *o = json_object();
+    for (size_t i = 0; i < m->n; i++)
+        json_object_set_new(o, m->items[i].key, json_string(m->items[i].value));
+    return o;
+}
+
+static json_t *encode_qty(int64_t milli)
+{
+    char text[32];
+    if (milli % 1000 == 0)
+        snprintf(text, sizeof text, "%lld", (long long)(milli / 1000));
+    else
+        snprintf(text, sizeof text, "%lldm", (long long)milli);
+    return json_string(text);
+}
+
+static json_t *encode_value(const struct view_field *f, const void *at)
+{
+    char time[CLOCK_RFC3339_MAX];
+    switch (f->kind) {
+    case VIEW_STR:
+        return json_string(*(const char *const *)at);
+    case VIEW_INT:
+        return json_integer(*(const int64_t *)at);
+    case VIEW_NUM:
+        return json_real(*(const double *)at);
+    case VIEW_BOOL:
+        return json_boolean(*(const bool *)at);
+    case VIEW_QTY:
+        return encode_qty(*(const int64_t *)at);
+    case VIEW_TIME:
+        return json_string(clock_rfc3339(*(const uint64_t *)at, 0, time));
+    case VIEW_MAP:
+        return encode_map(at);
+    case VIEW_OBJ:
+        return view_encode(f->sub, at);
+    case VIEW_LIST:
+    case VIEW_STRS:
+        return encode_list(f, at);
+    case VIEW_RAW:
+        return json_parse(str_c(*(const char *const *)at), 4u << 20, 0, NULL);
+    case VIEW_B64:
+        return encode_b64(*(const char *const *)at);
+    }
+    return NULL;
+}
+
+json_t *view_encode(const struct view *v, const void *obj)
+{
+    json_t *o = json_object();
+    uint64_t has = *(const uint64_t *)obj;
+    unsigned bit = 0;
+    for (const struct view_field *f = v->fields; f->path; f++, bit++) {
+        if (!(has >> bit & 1))
+            continue;
+        json_t *value = encode_value(f, cslot(obj, f));
+        if (json_put(o, f->path, value ? value : json_null()))
+            continue; /* out of memory: jansson kept nothing */
+    }
+    return o;
+}
+
+const char *view_map_get(const struct view_map *m, const char *key)
+{
+    for (size_t i = 0; i < m->n; i++)
+        if (strcmp(m->items[i].key, key) == 0)
+            return m->items[i].value;
+    return NULL;
+}
+
+static bool same_str(const char *a, const char *b)
+{
+    return a == b || (a && b && strcmp(a, b) == 0);
+}
+
+static bool same_map(const struct view_map *a, const struct view_map *b)
+{
+    if (a->n != b->n)
+        return false;
+    for (size_t i = 0; i < a->n; i++)
+        if (!same_str(a->items[i].value, view_map_get(b, a->items[i].key)))
+            return false;
+    return true;
+}
+
+static bool diff_at(const struct view *v, const void *a, const void *b, char *out, size_t n);
+
+static bool differ(const struct view_field *f, const void *a, const void *b, char *path, size_t n)
+{
+    const struct view_list *la = a, *lb = b;
+    path[0] = 0;
+    switch (f->kind) {
+    case VIEW_STR:
+    case VIEW_RAW:
+    case VIEW_B64:
+        return !same_str(*(const char *const *)a, *(const char *const *)b);
+    case VIEW_INT:
+    case VIEW_QTY:
+    case VIEW_TIME:
+        return memcmp(a, b, 8) != 0;
+    case VIEW_NUM:
+        return memcmp(a, b, sizeof(double)) != 0;
+    case VIEW_BOOL:
+        return *(const bool *)a != *(const bool *)b;
+    case VIEW_MAP:
+        return !same_map(a, b);
+    case VIEW_OBJ:
+        return diff_at(f->sub, a, b, path, n);
+    case VIEW_STRS:
+        for (size_t i = 0; la->n == lb->n && i < la->n; i++)
+            if (!same_str(VIEW_STR_AT(*la, i), VIEW_STR_AT(*lb, i)))
+                return true;
+        return la->n != lb->n;
+    case VIEW_LIST:
+        for (size_t i = 0; la->n == lb->n && i < la->n; i++)
+            if (diff_at(f->sub, (const char *)la->items + i * f->sub->size,
+                        (const char *)lb->items + i * f->sub->size, path, n))
+                return true;
+        return la->n != lb->n;
+    }
+    return true;
+}
+
+static bool diff_at(const struct view *v, const void *a, const void *b, char *out, size_t n)
+{
+    uint64_t ha = *(const uint64_t *)a, hb = *(const uint64_t *)b;
+    char sub[256];
+    unsigned bit = 0;
+    for (const struct view_field *f = v->fields; f->path; f++, bit++) {
+        bool in_a = ha >> bit & 1, in_b = hb >> bit & 1;
+        sub[0] = 0;
+        if (in_a == in_b && (!in_a || !differ(f, cslot(a, f), cslot(b, f), sub, sizeof sub)))
+            continue;
+        snprintf(out, n, "%s%s%s", f->path, sub[0] ? "." : "", sub);
+        return true;
+    }
+    return false;
+}
+
+bool view_diff(const struct view *v, const void *a, const void *b, char *out, size_t n)
+{
+    char path[512];
+    bool d = diff_at(v, a, b, path, sizeof path);
+    if (d && n)
+        snprintf(out, n, "%s", path);
+    return d;
+}
+
+bool view_equal(const struct view *v, const void *a, const void *b)
+{
+    return !view_diff(v, a, b, NULL, 0);
+}
+
+static uint64_t bit_of(const struct view *v, size_t offset)
+{
+    unsigned bit = 0;
+    for (const struct view_field *f = v->fields; f->path; f++, bit++)
+        if (f->offset == offset)
+            return 1ull << bit;
+    ASSERT(!"the member is in the view's table");
+    return 0;
+}
+
+bool view_has_at(const struct view *v, const void *obj, size_t offset)
+{
+    return *(const uint64_t *)obj & bit_of(v, offset);
+}
+
+void view_set_at(const struct view *v, void *obj, size_t offset, bool has)
+{
+    uint64_t *bits = obj, bit = bit_of(v, offset);
+    *bits = has ? *bits | bit : *bits & ~bit;
+}

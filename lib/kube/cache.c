@@ -1,0 +1,179 @@
+#include "lib/kube/cache.h"
+
+#include "lib/base/log.h"
+#include "lib/base/metrics.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <uthash.h>
+
+struct entry {
+    UT_hash_handle hh;
+    void *object;
+    char key[];
+};
+
+struct kube_cache {
+    struct kube_cache_config cfg;
+    struct kube_watch *watch;
+    struct entry *entries;
+    bool sorted;
+};
+
+static void change(struct kube_cache *c, const void *old, const void *now)
+{
+    if (c->cfg.on_change)
+        c->cfg.on_change(old, now, c->cfg.ctx);
+}
+
+static struct entry *find(const struct kube_cache *c, const char *key)
+{
+    struct entry *e;
+    HASH_FIND_STR(c->entries, key, e);
+    return e;
+}
+
+static void drop(struct kube_cache *c, const char *key)
+{
+    struct entry *e = find(c, key);
+    if (!e)
+        return;
+    HASH_DEL(c->entries, e);
+    change(c, e->object, NULL);
+    free(e->object);
+    free(e);
+}
+
+static void put(struct kube_cache *c, const char *key, void *object)
+{
+    struct entry *e = find(c, key);
+    void *old = NULL;
+    if (!e) {
+        e = xcalloc(1, sizeof *e + strlen(key) + 1);
+        memcpy(e->key, key, strlen(key) + 1);
+        HASH_ADD_STR(c->entries, key, e);
+        c->sorted = false;
+    } else {
+        old = e->object;
+    }
+    e->object = object;
+    change(c, old, object);
+    free(old);
+}
+
+static void on_event(enum kube_event_type type, json_t *o, void *ctx)
+{
+    struct kube_cache *c = ctx;
+    struct err err = {0};
+    CLEANUP(free_charp) char *key = xasprintf("%s/%s", json_str_at(o, "metadata.namespace", ""),
+                                              json_str_at(o, "metadata.name", ""));
+    if (type == KUBE_DELETED) {
+        drop(c, key);
+        return;
+    }
+    void *object = view_decode(c->cfg.kind->view, o, &err);
+    if (object) {
+        put(c, key, object);
+        return;
+    }
+    log_warn("an object from the API server can't be read", LS("kind", c->cfg.kind->kind), LS("key", key), LERR(&err));
+    metric_add(metric_series(metric_family(METRIC_COUNTER, "baton_kube_undecodable_total",
+                                           "Objects from the API server that could not be read.", "kind", NULL, 0),
+                             c->cfg.kind->kind),
+               1);
+    drop(c, key);
+}
+
+static void on_synced(void *ctx)
+{
+    struct kube_cache *c = ctx;
+    if (c->cfg.on_synced)
+        c->cfg.on_synced(c->cfg.ctx);
+}
+
+static void on_error(const struct err *e, void *ctx)
+{
+    const struct kube_cache *c = ctx;
+    log_warn("watch interrupted, will reconnect", LS("kind", c->cfg.kind->kind), LERR(e));
+}
+
+int kube_cache_start(struct kube_client *client, const struct kube_cache_config *cfg, struct kube_cache **out,
+                     struct err *e)
+{
+    struct kube_cache *c = xcalloc(1, sizeof *c);
+    c->cfg = *cfg;
+    struct kube_watch_config w = {
+        .kind = cfg->kind,
+        .namespace = cfg->namespace,
+        .label_selector = cfg->label_selector,
+        .field_selector = cfg->field_selector,
+        .on_event = on_event,
+        .on_synced = on_synced,
+        .on_error = on_error,
+        .ctx = c,
+        .backoff_min_ms = cfg->backoff_min_ms,
+        .backoff_max_ms = cfg->backoff_max_ms,
+        .silence_ms = cfg->silence_ms,
+    };
+    int rc = kube_watch_start(client, &w, &c->watch, e);
+    if (rc)
+        free(c);
+    else
+        *out = c;
+    return rc;
+}
+
+void kube_cache_stop(struct kube_cache *c)
+{
+    struct entry *e, *tmp;
+    if (!c)
+        return;
+    kube_watch_stop(c->watch);
+    HASH_ITER(hh, c->entries, e, tmp) {
+        HASH_DEL(c->entries, e);
+        free(e->object);
+        free(e);
+    }
+    free(c);
+}
+
+bool kube_cache_synced(const struct kube_cache *c)
+{
+    return kube_watch_synced(c->watch);
+}
+
+bool kube_cache_connected(const struct kube_cache *c)
+{
+    return kube_watch_connected(c->watch);
+}
+
+size_t kube_cache_count(const struct kube_cache *c)
+{
+    return HASH_COUNT(c->entries);
+}
+
+const void *kube_cache_get(const struct kube_cache *c, const char *namespace, const char *name)
+{
+    char key[600];
+    int n = snprintf(key, sizeof key, "%s/%s", namespace ? namespace : "", name);
+    const struct entry *e = n > 0 && (size_t)n < sizeof key ? find(c, key) : NULL;
+    return e ? e->object : NULL;
+}
+
+static int by_key(struct entry *a, struct entry *b)
+{
+    return strcmp(a->key, b->key);
+}
+
+void kube_cache_each(const struct kube_cache *c, bool (*fn)(const void *object, void *ctx), void *ctx)
+{
+    struct kube_cache *m = (struct kube_cache *)(uintptr_t)c; /* sorting doesn't change what it holds */
+    struct entry *e, *tmp;
+    if (!m->sorted)
+        HASH_SORT(m->entries, by_key);
+    m->sorted = true;
+    HASH_ITER(hh, m->entries, e, tmp) {
+        if (!fn(e->object, ctx))
+            return;
+    }
+}

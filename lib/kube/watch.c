@@ -1,0 +1,454 @@
+#include "lib/kube/watch.h"
+
+#include "lib/base/clock.h"
+#include "lib/base/log.h"
+#include "lib/base/rng.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <uthash.h>
+
+#define FRAME_MAX (8u << 20)
+#define LIST_MAX (256u << 20)
+#define HEALTHY_NS (120 * NS_PER_S)
+#define QUICK_NS (1 * NS_PER_S)
+#define INITIAL_END "k8s.io/initial-events-end"
+
+struct seen {
+    UT_hash_handle hh;
+    uint64_t round; /* the list in which it was last seen */
+    char *uid;
+    char key[];
+};
+
+struct kube_watch {
+    struct kube_client *client;
+    struct kube_watch_config cfg;
+    char *namespace, *label_selector, *field_selector;
+    struct http_call *call;
+    uv_timer_t timer;
+    struct buf line;
+    struct seen *seen;
+    struct rng rng;
+    uint64_t round, opened_ns;
+    unsigned failures;
+    char *rv;                   /* where to go on watching; NULL: list first */
+    bool no_streaming;          /* the server refused sendInitialEvents */
+    bool initial;               /* inside a streaming list */
+    bool list_latest;           /* "0" was too old: ask for the most recent */
+    bool synced, connected;
+    bool relist, failed;        /* verdict of the current stream */
+    unsigned depth;             /* inside callbacks */
+    bool stopped;
+};
+
+static void begin(struct kube_watch *w);
+
+static char *dup_or_null(const char *s)
+{
+    return s ? xstrdup(s) : NULL;
+}
+
+static void on_closed(uv_handle_t *h)
+{
+    struct kube_watch *w = h->data;
+    struct seen *s, *tmp;
+    HASH_ITER(hh, w->seen, s, tmp) {
+        HASH_DEL(w->seen, s);
+        free(s->uid);
+        free(s);
+    }
+    buf_fini(&w->line);
+    free(w->namespace);
+    free(w->label_selector);
+    free(w->field_selector);
+    free(w->rv);
+    free(w);
+}
+
+static void dispose(struct kube_watch *w)
+{
+    uv_timer_stop(&w->timer);
+    uv_close((uv_handle_t *)&w->timer, on_closed);
+}
+
+void kube_watch_stop(struct kube_watch *w)
+{
+    if (!w || w->stopped)
+        return;
+    w->stopped = true;
+    if (w->call)
+        http_cancel(w->call);
+    w->call = NULL;
+    if (!w->depth)
+        dispose(w);
+}
+
+/* Callbacks may stop the watch: enter/leave keep it alive until the outermost one returns. False: it is gone. */
+static void enter(struct kube_watch *w)
+{
+    w->depth++;
+}
+
+static bool leave(struct kube_watch *w)
+{
+    bool stopped = w->stopped;
+    if (--w->depth == 0 && stopped)
+        dispose(w);
+    return !stopped;
+}
+
+static void set_rv(struct kube_watch *w, const char *rv)
+{
+    if (!rv || !*rv)
+        return;
+    free(w->rv);
+    w->rv = xstrdup(rv);
+}
+
+static void on_timer(uv_timer_t *t)
+{
+    begin(t->data);
+}
+
+static void again(struct kube_watch *w, unsigned delay_ms)
+{
+    w->connected = false;
+    if (!w->stopped)
+        uv_timer_start(&w->timer, on_timer, delay_ms, 0);
+}
+
+static void fail(struct kube_watch *w, const struct err *e, unsigned retry_after_ms)
+{
+    uint64_t min = w->cfg.backoff_min_ms, max = w->cfg.backoff_max_ms;
+    unsigned shift = w->failures < 16 ? w->failures : 16;
+    uint64_t ms = min << shift < max ? min << shift : max;
+    ms += (uint64_t)((double)ms * rng_unit(&w->rng));
+    if (ms < retry_after_ms)
+        ms = retry_after_ms;
+    w->failures++;
+    log_debug("watch failed", LS("kind", w->cfg.kind->kind), LERR(e), LI("retry_ms", ms));
+    if (w->cfg.on_error) {
+        enter(w);
+        w->cfg.on_error(e, w->cfg.ctx);
+        if (!leave(w))
+            return;
+    }
+    again(w, (unsigned)ms);
+}
+
+static char *key_of(const json_t *object)
+{
+    return xasprintf("%s/%s", json_str_at(object, "metadata.namespace", ""),
+                     json_str_at(object, "metadata.name", ""));
+}
+
+static void forget(struct kube_watch *w, struct seen *s)
+{
+    HASH_DEL(w->seen, s);
+    free(s->uid);
+    free(s);
+}
+
+/* One object that exists. */
+static void present(struct kube_watch *w, json_t *object)
+{
+    CLEANUP(free_charp) char *key = key_of(object);
+    const char *uid = json_str_at(object, "metadata.uid", "");
+    struct seen *s;
+    HASH_FIND_STR(w->seen, key, s);
+    enum kube_event_type type = s ? KUBE_MODIFIED : KUBE_ADDED;
+    if (!s) {
+        s = xcalloc(1, sizeof *s + strlen(key) + 1);
+        memcpy(s->key, key, strlen(key) + 1);
+        HASH_ADD_STR(w->seen, key, s);
+    }
+    free(s->uid);
+    s->uid = xstrdup(uid);
+    s->round = w->round;
+    w->cfg.on_event(type, object, w->cfg.ctx);
+}
+
+static void absent(struct kube_watch *w, json_t *object)
+{
+    CLEANUP(free_charp) char *key = key_of(object);
+    struct seen *s;
+    HASH_FIND_STR(w->seen, key, s);
+    if (!s)
+        return;
+    forget(w, s);
+    w->cfg.on_event(KUBE_DELETED, object, w->cfg.ctx);
+}
+
+/* The list is complete: what it did not hold is gone, though no DELETED event came. */
+static void sweep(struct kube_watch *w)
+{
+    struct seen *s, *tmp;
+    HASH_ITER(hh, w->seen, s, tmp) {
+        if (s->round == w->round)
+            continue;
+        const char *slash = strchr(s->key, '/');
+        CLEANUP(json_decrefp) json_t *o =
+            json_pack("{s:{s:s#, s:s, s:s}}", "metadata", "namespace", s->key, (int)(slash - s->key), "name",
+                      slash + 1, "uid", s->uid);
+        forget(w, s);
+        w->cfg.on_event(KUBE_DELETED, o, w->cfg.ctx);
+        if (w->stopped)
+            return;
+    }
+    w->synced = true;
+    if (w->cfg.on_synced)
+        w->cfg.on_synced(w->cfg.ctx);
+}
+
+static bool stale_status(int64_t code, const char *reason)
+{
+    return code == 410 || strcmp(reason, "Expired") == 0 || strcmp(reason, "Gone") == 0;
+}
+
+static void error_event(struct kube_watch *w, const json_t *status)
+{
+    const char *reason = json_str_at(status, "reason", "");
+    if (stale_status(json_int_at(status, "code", 0), reason))
+        w->relist = true;
+    w->failed = true;
+    log_debug("watch: error event", LS("kind", w->cfg.kind->kind), LS("reason", reason),
+              LS("message", json_str_at(status, "message", "")));
+}
+
+static void bookmark(struct kube_watch *w, const json_t *object)
+{
+    const json_t *ann = json_at(object, "metadata.annotations");
+    const char *end = json_string_value(json_object_get(ann, INITIAL_END));
+    set_rv(w, json_str_at(object, "metadata.resourceVersion", NULL));
+    if (w->initial && end && strcmp(end, "true") == 0) {
+        w->initial = false;
+        w->failures = 0;
+        sweep(w);
+    }
+}
+
+static void one_event(struct kube_watch *w, struct str text)
+{
+    CLEANUP(json_decrefp) json_t *o = json_parse(text, FRAME_MAX, 0, NULL);
+    const char *type = json_str_at(o, "type", "");
+    json_t *object = json_object_get(o, "object");
+    if (!json_is_object(object)) {
+        w->failed = true;
+        return;
+    }
+    if (strcmp(type, "BOOKMARK") == 0) {
+        bookmark(w, object);
+        return;
+    }
+    if (strcmp(type, "ERROR") == 0) {
+        error_event(w, object);
+        return;
+    }
+    if (!w->initial)
+        set_rv(w, json_str_at(object, "metadata.resourceVersion", NULL));
+    if (strcmp(type, "DELETED") == 0)
+        absent(w, object);
+    else
+        present(w, object);
+}
+
+/* A chunk may end anywhere: inside a line, or hold many of them. */
+static int on_data(struct http_call *call, struct str piece, void *ctx)
+{
+    struct kube_watch *w = ctx;
+    (void)call;
+    enter(w);
+    while (piece.n && !w->stopped && !w->failed) {
+        const char *nl = memchr(piece.p, '\n', piece.n);
+        size_t n = nl ? (size_t)(nl - piece.p) : piece.n;
+        if (buf_append(&w->line, piece.p, n)) {
+            w->failed = true;
+            break;
+        }
+        piece.p += n + (nl != NULL);
+        piece.n -= n + (nl != NULL);
+        if (!nl)
+            break;
+        struct str text = str_trim(buf_view(&w->line));
+        if (text.n)
+            one_event(w, text);
+        buf_reset(&w->line);
+    }
+    bool failed = w->failed;
+    return leave(w) && !failed ? 0 : 1;
+}
+
+static int on_headers(struct http_call *call, int status, void *ctx)
+{
+    struct kube_watch *w = ctx;
+    (void)call;
+    w->connected = status == 200;
+    if (status != 200)
+        w->failed = true; /* the code alone decides, in on_stream_done */
+    return 0;
+}
+
+/* What the end of a stream means: go on, list again, or back off. */
+static void on_stream_done(const struct http_response *r, void *ctx)
+{
+    struct kube_watch *w = ctx;
+    struct err e = {0};
+    uint64_t lived = clock_mono_ns() - w->opened_ns;
+    bool was_initial = w->initial;
+    w->call = NULL;
+    w->connected = false;
+    if (lived > HEALTHY_NS)
+        w->failures = 0;
+    if (was_initial && (r->status == 400 || r->status == 422)) {
+        w->no_streaming = true;
+        again(w, 0);
+        return;
+    }
+    if (r->status == 410 || w->relist) {
+        free(w->rv);
+        w->rv = NULL;
+        w->list_latest = true;
+        if (lived > QUICK_NS) {
+            again(w, 0);
+            return;
+        }
+    }
+    if (r->status && r->status != 200)
+        err_set(&e, kube_errno(r->status, ""), "HTTP %d to the watch", r->status);
+    else if (r->error && r->code != -ECANCELED)
+        err_set(&e, EIO, "%s", r->error);
+    else if (w->failed || (lived < QUICK_NS && was_initial))
+        err_set(&e, EIO, "the watch ended with an error");
+    if (e.code)
+        fail(w, &e, 0);
+    else
+        again(w, lived < QUICK_NS ? w->cfg.backoff_min_ms : 0);
+}
+
+static void on_list_done(const struct http_response *r, void *ctx)
+{
+    struct kube_watch *w = ctx;
+    struct err e = {0};
+    w->call = NULL;
+    if (r->status != 200 || r->error) {
+        if (r->status == 410 || r->status == 504)
+            w->list_latest = true;
+        err_set(&e, EIO, "HTTP %d to the list%s%s", r->status, r->error ? ": " : "", r->error ? r->error : "");
+        fail(w, &e, 0);
+        return;
+    }
+    CLEANUP(json_decrefp) json_t *o = json_parse(r->body, LIST_MAX, 0, &e);
+    const json_t *items = json_object_get(o, "items");
+    if (!items) {
+        err_set(&e, EIO, "the answer to the list is not a list");
+        fail(w, &e, 0);
+        return;
+    }
+    enter(w);
+    w->round++;
+    for (size_t i = 0; i < json_array_size(items) && !w->stopped; i++)
+        present(w, json_array_get(items, i));
+    if (!w->stopped)
+        set_rv(w, json_str_at(o, "metadata.resourceVersion", NULL));
+    if (!w->stopped)
+        sweep(w);
+    if (!leave(w))
+        return;
+    w->failures = 0;
+    w->list_latest = false;
+    again(w, 0);
+}
+
+static char *url_path(const struct kube_watch *w, const char *query)
+{
+    struct kube_call call = {
+        .verb = KUBE_LIST,
+        .kind = w->cfg.kind,
+        .namespace = w->namespace,
+        .label_selector = w->label_selector,
+        .field_selector = w->field_selector,
+    };
+    CLEANUP(free_charp) char *base = kube_path(&call);
+    return xasprintf("%s%c%s", base, strchr(base, '?') ? '&' : '?', query);
+}
+
+static void start(struct kube_watch *w, const char *query, const struct http_request *tmpl)
+{
+    struct err e = {0};
+    CLEANUP(free_charp) char *path = url_path(w, query);
+    w->opened_ns = clock_mono_ns();
+    w->relist = w->failed = false;
+    buf_reset(&w->line);
+    w->call = kube_http_start(w->client, "GET", path, NULL, (struct str){0}, tmpl, &e);
+    if (!w->call)
+        fail(w, &e, 0);
+}
+
+static void begin(struct kube_watch *w)
+{
+    char query[512];
+    unsigned timeout = w->cfg.watch_timeout_s
+                           ? w->cfg.watch_timeout_s
+                           : (unsigned)(300 + rng_below(&w->rng, 301));
+    struct http_request stream = {
+        .silence_timeout_ms = w->cfg.silence_ms,
+        .on_headers = on_headers,
+        .on_data = on_data,
+        .on_done = on_stream_done,
+        .ctx = w,
+    };
+    struct http_request list = {.timeout_ms = 60000, .max_body_bytes = LIST_MAX, .on_done = on_list_done, .ctx = w};
+    w->initial = false;
+    if (!w->rv && w->no_streaming) {
+        start(w, w->list_latest ? "resourceVersion=" : "resourceVersion=0", &list);
+        return;
+    }
+    if (!w->rv) {
+        w->initial = true;
+        w->round++;
+        snprintf(query, sizeof query,
+                 "watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true&timeoutSeconds=%u",
+                 timeout);
+    } else {
+        snprintf(query, sizeof query, "watch=1&allowWatchBookmarks=true&timeoutSeconds=%u&resourceVersion=%s", timeout,
+                 w->rv);
+    }
+    start(w, query, &stream);
+}
+
+int kube_watch_start(struct kube_client *c, const struct kube_watch_config *cfg, struct kube_watch **out,
+                     struct err *e)
+{
+    struct kube_watch *w = xcalloc(1, sizeof *w);
+    int rc = uv_timer_init(kube_loop(c), &w->timer);
+    if (rc) {
+        free(w);
+        return err_set(e, -rc, "can't make a timer: %s", uv_strerror(rc));
+    }
+    w->client = c;
+    w->cfg = *cfg;
+    w->cfg.backoff_min_ms = cfg->backoff_min_ms ? cfg->backoff_min_ms : 800;
+    w->cfg.backoff_max_ms = cfg->backoff_max_ms ? cfg->backoff_max_ms : 30000;
+    w->cfg.silence_ms = cfg->silence_ms ? cfg->silence_ms : 90000;
+    w->namespace = dup_or_null(cfg->namespace);
+    w->label_selector = dup_or_null(cfg->label_selector);
+    w->field_selector = dup_or_null(cfg->field_selector);
+    w->rng = (struct rng){rng_secret_u64()};
+    w->timer.data = w;
+    buf_init(&w->line, FRAME_MAX);
+    again(w, 0);
+    *out = w;
+    return 0;
+}
+
+bool kube_watch_synced(const struct kube_watch *w)
+{
+    return w->synced;
+}
+
+bool kube_watch_connected(const struct kube_watch *w)
+{
+    return w->connected;
+}
