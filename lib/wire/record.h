@@ -1,6 +1,8 @@
 /* record.h: what D streams back: 16-byte records, each followed by n_top × {u32 id, f32 logprob} and extra_bytes of JSON
  * (DESIGN §4.2). The last record of a choice has kind token with a finish reason, or kind end; the stream ends with one
- * record of kind end (extra: usage JSON {"prompt_tokens","cached_tokens","kv_bytes","prefill_ms",…}) or error. */
+ * record of kind end (extra: usage JSON {"prompt_tokens","cached_tokens","kv_bytes","prefill_ms",…}) or error. The first
+ * token record of a stream carries the same JSON as far as it is known by then: the router needs kv_bytes for a response
+ * header that leaves before the first token does. */
 #pragma once
 #include "lib/base/buf.h"
 
