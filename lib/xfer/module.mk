@@ -1,2 +1,3 @@
 MODULES += lib/xfer
-lib/xfer_DEPS := lib/io lib/wire
+lib/xfer_DEPS := lib/wire
+lib/xfer_PKGS := openssl

@@ -53,13 +53,14 @@ struct xfer_cfg {
     uint64_t incarnation;
     const void *secret; /* shared by the deployment's workers; proves both sides of a connection */
     size_t secret_len;
-    const char *shm_dir; /* $BATON_SHM_DIR, where same-host peers meet; NULL or "": no shm */
+    const char *shm_dir; /* a directory that the workers of this host share, where they meet; NULL or "": no shm.
+                          * $BATON_AGENT_DIR (hostPath), for $BATON_SHM_DIR is each pod's own. */
     enum xfer_policy policy;
     struct xfer_pool pool;
     uint32_t n_blocks, n_layers;
     size_t block_bytes, piece_bytes; /* piece = one layer of one block; n_layers * piece_bytes <= block_bytes */
     uint64_t layout;                 /* hash of model revision, KV dtype, block tokens: peers must agree */
-    uint32_t lease_ms;               /* 0: 1000; heartbeats every fifth of it */
+    uint32_t lease_ms;               /* 0: 2000; heartbeats every fifth of it */
     void (*wake)(void *arg); /* optional: called on the transfer thread when events wait (post a futex) */
     void *wake_arg;
 };

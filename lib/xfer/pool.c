@@ -1,0 +1,38 @@
+#include "lib/xfer/xfer.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+int xfer_pool_new(struct xfer_pool *p, size_t len, struct err *e)
+{
+    int fd = memfd_create("baton-kv", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (fd < 0)
+        return err_set(e, errno, "memfd_create: %s", strerror(errno));
+    int rc = 0;
+    void *base = MAP_FAILED;
+    if (ftruncate(fd, (off_t)len) || fallocate(fd, 0, 0, (off_t)len))
+        rc = err_set(e, errno, "KV pool of %zu bytes: %s; lower BATON_KV_BYTES or raise the memory limit",
+                     len, strerror(errno));
+    else if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))
+        rc = err_set(e, errno, "sealing the KV pool: %s", strerror(errno));
+    else if ((base = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0)) ==
+             MAP_FAILED)
+        rc = err_set(e, errno, "mapping the KV pool of %zu bytes: %s", len, strerror(errno));
+    if (rc) {
+        close(fd);
+        return rc;
+    }
+    *p = (struct xfer_pool){.base = base, .len = len, .fd = fd};
+    return 0;
+}
+
+void xfer_pool_free(struct xfer_pool *p)
+{
+    if (p->base)
+        munmap(p->base, p->len);
+    if (p->fd >= 0)
+        close(p->fd);
+    *p = (struct xfer_pool){.fd = -1};
+}

@@ -1,0 +1,101 @@
+#include "lib/xfer/conn.h"
+
+#include "lib/wire/crc32c.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* What shm copies before the loop looks at its sockets again. */
+#define SHM_SHARE (4u << 20)
+
+void push_add(struct conn *in, const struct hand_push *p)
+{
+    if (in->push_n == in->push_cap) {
+        in->push_cap = in->push_cap ? 2 * in->push_cap : 256;
+        in->push = xrealloc(in->push, in->push_cap * sizeof *in->push);
+    }
+    in->push[in->push_n++] = *p;
+}
+
+static void compact(struct conn *in)
+{
+    if (in->push_head == in->push_n)
+        in->push_head = in->push_n = 0;
+    if (in->push_head < 4096 || in->push_head < in->push_n / 2)
+        return;
+    memmove(in->push, in->push + in->push_head, (in->push_n - in->push_head) * sizeof *in->push);
+    in->push_n -= in->push_head;
+    in->push_head = 0;
+}
+
+uint32_t push_cancel(struct conn *in, uint64_t p_id)
+{
+    size_t to = in->push_head;
+    for (size_t i = in->push_head; i < in->push_n; i++)
+        if (in->push[i].p_id != p_id)
+            in->push[to++] = in->push[i];
+    uint32_t gone = (uint32_t)(in->push_n - to);
+    in->push_n = to;
+    compact(in);
+    return gone;
+}
+
+void push_path(struct conn *in, enum xfer_path path)
+{
+    in->path_known = true;
+    hand_p_path(in->link, path);
+}
+
+static const uint8_t *source(const struct xfer *x, const struct hand_push *p)
+{
+    return x->cfg.pool.base + p->src_block * x->cfg.block_bytes + p->layer * x->cfg.piece_bytes;
+}
+
+bool push_shm(struct conn *in, uint64_t now_ns)
+{
+    struct conn *shm = in->pair;
+    struct xfer *x = in->x;
+    if (in->dead || !shm || !shm->map || !in->path_known)
+        return false;
+    size_t piece = x->cfg.piece_bytes, share = 0;
+    while (in->push_head < in->push_n && share < SHM_SHARE) {
+        uint64_t p_id = in->push[in->push_head].p_id;
+        uint32_t n = 0;
+        while (in->push_head < in->push_n && share < SHM_SHARE &&
+               in->push[in->push_head].p_id == p_id) {
+            const struct hand_push *p = &in->push[in->push_head++];
+            size_t at = p->dst_block * in->hello.block_bytes + p->layer * piece;
+            ASSERT(at + piece <= shm->map_len);
+            memcpy(shm->map + at, source(x, p), piece);
+            share += piece;
+            n++;
+        }
+        hand_p_pushed(x->p, p_id, n, now_ns);
+    }
+    compact(in);
+    return in->push_head < in->push_n;
+}
+
+bool push_ready(const struct conn *in)
+{
+    return in->kind == CONN_IN && in->path_known && !in->pair && in->push_head < in->push_n;
+}
+
+void push_fill(struct conn *in)
+{
+    struct conn_tx *tx = in->tx;
+    struct xfer *x = in->x;
+    size_t piece = x->cfg.piece_bytes, bytes = 0;
+    for (uint32_t k = 0; push_ready(in) && k < CONN_TX_PIECES && bytes < CONN_TX_BYTES; k++) {
+        const struct hand_push *p = &in->push[in->push_head++];
+        const uint8_t *src = source(x, p);
+        struct control_piece h = {p->id, p->p_id, p->dst_index, p->layer, (uint32_t)piece,
+                                  crc32c(0, src, piece)};
+        control_piece_encode(&h, tx->head[k]);
+        tx->p_id[k] = p->p_id;
+        tx->iov[tx->n_iov++] = (struct iovec){tx->head[k], sizeof tx->head[k]};
+        tx->iov[tx->n_iov++] = (struct iovec){(void *)(uintptr_t)src, piece};
+        bytes += piece;
+    }
+    compact(in);
+}
