@@ -1,0 +1,125 @@
+/* Quantisation of activations and matrix products. */
+#include "kernels/cpu/scalar.h"
+
+static void quantize_block(const float *x, uint32_t n, int8_t *codes, struct act_block *b)
+{
+    float amax = 0;
+    for (uint32_t i = 0; i < n; i++)
+        amax = fabsf(x[i]) > amax ? fabsf(x[i]) : amax;
+    float inv = amax > 1e-30f ? ACT_STEPS / amax : 0.0f;
+    int32_t sum[2] = {0, 0};
+    for (uint32_t i = 0; i < BLOCK_COLS; i++) {
+        float v = i < n ? rintf(x[i] * inv) : 0.0f;
+        v = v < ACT_STEPS ? v : ACT_STEPS;
+        v = v > -ACT_STEPS ? v : -ACT_STEPS;
+        int32_t q = (int32_t)v, h = (q + 64) >> 7;
+        codes[i] = (int8_t)h;
+        codes[BLOCK_COLS + i] = (int8_t)(q - h * 128);
+        sum[i / 16] += q;
+    }
+    float scale = amax > 1e-30f ? amax / ACT_STEPS : 0.0f;
+    *b = (struct act_block){.scale = scale,
+                            .scaled_sum = scale * (float)(sum[0] + sum[1]),
+                            .neg_sum = -(sum[0] + sum[1]),
+                            .neg_sum16 = {-sum[0], -sum[1]}};
+}
+
+void scalar_quantize(const float *x, uint32_t n, int8_t *codes, struct act_block *blocks)
+{
+    for (uint32_t i = 0; i < n; i += BLOCK_COLS) {
+        uint32_t left = n - i < BLOCK_COLS ? n - i : BLOCK_COLS;
+        quantize_block(x + i, left, codes + (size_t)i * 2, &blocks[i / BLOCK_COLS]);
+    }
+}
+
+static float scale_at(const uint8_t *p, bool f32, size_t i)
+{
+    float f;
+    uint16_t h;
+    if (f32) {
+        memcpy(&f, p + 4 * i, 4);
+        return f;
+    }
+    memcpy(&h, p + 2 * i, 2);
+    return f16_to_f32(h);
+}
+
+/* Codes of one row in one block, in column order. */
+static void row_codes(const uint8_t *p, bool nibbles, uint32_t lane, int32_t out[BLOCK_COLS])
+{
+    for (uint32_t c = 0; c < BLOCK_COLS; c++) {
+        uint32_t v = c / 4;
+        uint8_t b = p[(nibbles ? v % 4 : v) * 64u + lane * 4u + c % 4];
+        out[c] = !nibbles ? b : v >= 4 ? b >> 4 : b & 15;
+    }
+}
+
+static int32_t dot(const int32_t *w, const int8_t *x, uint32_t from, uint32_t to)
+{
+    int32_t h = 0, l = 0;
+    for (uint32_t c = from; c < to; c++) {
+        h += w[c] * x[c];
+        l += w[c] * x[BLOCK_COLS + c];
+    }
+    return h * 128 + l;
+}
+
+static float quantised_row(const struct mat *m, const struct mat_shape *s, const uint8_t *rec, uint32_t lane,
+                           const int8_t *codes, const struct act_block *xb)
+{
+    bool f32 = s->scale_bytes >= 64, nibbles = s->code_bytes == 256;
+    int32_t zero = m->form == MAT_N4 ? 8 : s->mins_at ? 0 : 128;
+    float acc = 0;
+    for (uint32_t b = 0; b < s->blocks; b++, codes += 64, xb++) {
+        int32_t w[BLOCK_COLS];
+        row_codes(rec + (size_t)b * s->code_bytes, nibbles, lane, w);
+        if (m->form == MAT_I8B16) {
+            for (uint32_t half = 0; half < 2; half++) {
+                int32_t i = dot(w, codes, half * 16, half * 16 + 16) + zero * xb->neg_sum16[half];
+                float d = scale_at(rec + s->scales_at, true, (b * 2u + half) * 16u + lane);
+                acc = fmaf((float)i, d * xb->scale, acc);
+            }
+            continue;
+        }
+        int32_t i = dot(w, codes, 0, BLOCK_COLS) + zero * xb->neg_sum;
+        acc = fmaf((float)i, scale_at(rec + s->scales_at, f32, b * 16u + lane) * xb->scale, acc);
+        if (s->mins_at)
+            acc = fmaf(scale_at(rec + s->mins_at, f32, b * 16u + lane), xb->scaled_sum, acc);
+    }
+    return acc;
+}
+
+static float float_row(const struct mat *m, const uint8_t *rec, uint32_t lane, const float *x)
+{
+    float acc = 0;
+    for (uint32_t k = 0; k < m->cols; k++) {
+        size_t i = (size_t)k * GROUP_ROWS + lane;
+        float w;
+        if (m->form == MAT_BF16) {
+            uint32_t bits = (uint32_t)rec[2 * i] << 16 | (uint32_t)rec[2 * i + 1] << 24;
+            memcpy(&w, &bits, 4);
+        } else {
+            w = scale_at(rec, m->form == MAT_F32, i);
+        }
+        acc = fmaf(w, x[k], acc);
+    }
+    return acc;
+}
+
+void scalar_matmul(const struct mat *m, uint32_t g0, uint32_t g1, const struct acts *x, uint32_t n, float *y,
+                   size_t ldy)
+{
+    struct mat_shape s;
+    mat_shape(m->form, m->rows, m->cols, &s);
+    bool is_float = mat_form_is_float(m->form);
+    for (uint32_t row = g0 * GROUP_ROWS; row < g1 * GROUP_ROWS && row < m->rows; row++) {
+        const uint8_t *rec = m->data + row / GROUP_ROWS * s.group_bytes;
+        uint32_t lane = row % GROUP_ROWS;
+        for (uint32_t t = 0; t < n; t++) {
+            size_t at = (size_t)t * x->n_blocks;
+            y[t * ldy + row] = is_float ? float_row(m, rec, lane, x->x + t * x->ldx)
+                                        : quantised_row(m, &s, rec, lane, x->codes + at * 64,
+                                                        x->blocks + at);
+        }
+    }
+}

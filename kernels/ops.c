@@ -1,0 +1,174 @@
+#include "kernels/ops.h"
+#include "lib/base/err.h"
+
+#include <math.h>
+#include <string.h>
+
+static size_t pad64(size_t n)
+{
+    return (n + 63) & ~(size_t)63;
+}
+
+bool mat_form_ok(uint32_t form)
+{
+    return form >= MAT_N4 && form <= MAT_BF16;
+}
+
+bool mat_form_is_float(enum mat_form form)
+{
+    return form == MAT_F32 || form == MAT_F16 || form == MAT_BF16;
+}
+
+void mat_shape(enum mat_form form, uint32_t rows, uint32_t cols, struct mat_shape *out)
+{
+    static const struct {
+        uint32_t code, scale, min;
+    } sizes[] = {
+        [MAT_N4] = {256, 32, 0},     [MAT_N4M] = {256, 32, 32}, [MAT_N4MF] = {256, 64, 64},
+        [MAT_I8] = {512, 32, 0},     [MAT_I8MF] = {512, 64, 64}, [MAT_I8B16] = {512, 128, 0},
+    };
+    ASSERT(mat_form_ok(form));
+    struct mat_shape s = {.groups = (rows + GROUP_ROWS - 1) / GROUP_ROWS,
+                          .blocks = (cols + BLOCK_COLS - 1) / BLOCK_COLS};
+    if (mat_form_is_float(form)) {
+        s.group_bytes = pad64((size_t)cols * GROUP_ROWS * (form == MAT_F32 ? 4 : 2));
+    } else {
+        s.code_bytes = sizes[form].code;
+        s.scale_bytes = sizes[form].scale;
+        s.scales_at = (size_t)s.blocks * s.code_bytes;
+        s.group_bytes = s.scales_at + pad64((size_t)s.blocks * s.scale_bytes);
+        if (sizes[form].min) {
+            s.mins_at = s.group_bytes;
+            s.group_bytes += pad64((size_t)s.blocks * sizes[form].min);
+        }
+    }
+    *out = s;
+}
+
+size_t mat_bytes(enum mat_form form, uint32_t rows, uint32_t cols)
+{
+    struct mat_shape s;
+    mat_shape(form, rows, cols, &s);
+    return s.groups * s.group_bytes;
+}
+
+size_t attn_scratch_floats(uint32_t rows, uint32_t group, uint32_t head_dim)
+{
+    size_t q = (size_t)rows * group;
+    /* K and V of a window, then for each query: scores, maximum, sum, factor. */
+    return 2u * ATTN_WINDOW * head_dim + q * (ATTN_WINDOW + 3u) + 64u;
+}
+
+/* ---- f16 ---- */
+
+float f16_to_f32(uint16_t h)
+{
+    uint32_t sign = (uint32_t)(h & 0x8000u) << 16, exp = (h >> 10) & 31u, man = h & 1023u, bits;
+    if (exp == 0) {
+        float f = (float)man * 0x1p-24f;
+        return sign ? -f : f;
+    }
+    bits = sign | (exp == 31 ? 0x7f800000u : (exp + 112) << 23) | man << 13;
+    float f;
+    memcpy(&f, &bits, 4);
+    return f;
+}
+
+uint16_t f32_to_f16(float f)
+{
+    uint32_t bits;
+    memcpy(&bits, &f, 4);
+    uint32_t sign = (bits >> 16) & 0x8000u, abs = bits & 0x7fffffffu;
+    if (abs > 0x7f800000u)
+        return (uint16_t)(sign | 0x7e00u | ((abs >> 13) & 1023u));
+    if (abs >= 0x477ff000u) /* rounds past 65504 */
+        return (uint16_t)(sign | 0x7c00u);
+    if (abs < 0x38800000u) { /* subnormal: a multiple of 2^-24, rounded by the addition */
+        float v;
+        memcpy(&v, &abs, 4);
+        v += 0.5f;
+        memcpy(&bits, &v, 4);
+        return (uint16_t)(sign | (bits - 0x3f000000u));
+    }
+    abs += 0xfffu + ((abs >> 13) & 1u);
+    return (uint16_t)(sign | ((abs - 0x38000000u) >> 13));
+}
+
+/* ---- rotary embedding ---- */
+
+void rope_freqs(double *freqs, uint32_t dims, float base, float scale, const float *factors)
+{
+    for (uint32_t i = 0; i < dims / 2; i++) {
+        freqs[i] = pow((double)base, -2.0 * i / dims) / (double)scale;
+        if (factors)
+            freqs[i] /= (double)factors[i];
+    }
+}
+
+void rope_table(float *cs, uint32_t pos, uint32_t dims, const double *freqs)
+{
+    for (uint32_t i = 0; i < dims / 2; i++) {
+        cs[2 * i] = (float)cos(pos * freqs[i]);
+        cs[2 * i + 1] = (float)sin(pos * freqs[i]);
+    }
+}
+
+void rope_apply(float *x, const float *cs, uint32_t dims, bool neox)
+{
+    uint32_t half = dims / 2, far = neox ? half : 1, step = neox ? 1 : 2;
+    for (uint32_t i = 0; i < half; i++) {
+        float *a = x + (size_t)i * step, *b = a + far, c = cs[2 * i], s = cs[2 * i + 1];
+        float u = *a * c - *b * s, v = *a * s + *b * c;
+        *a = u;
+        *b = v;
+    }
+}
+
+/* ---- one row of a matrix ---- */
+
+static float half_or_float(const uint8_t *p, bool f32, size_t i)
+{
+    uint16_t h;
+    float f;
+    if (f32) {
+        memcpy(&f, p + 4 * i, 4);
+        return f;
+    }
+    memcpy(&h, p + 2 * i, 2);
+    return f16_to_f32(h);
+}
+
+static void float_row(const struct mat *m, const uint8_t *rec, uint32_t lane, float *out)
+{
+    for (uint32_t k = 0; k < m->cols; k++) {
+        size_t i = (size_t)k * GROUP_ROWS + lane;
+        if (m->form == MAT_BF16) {
+            uint32_t bits = (uint32_t)rec[2 * i] << 16 | (uint32_t)rec[2 * i + 1] << 24;
+            memcpy(&out[k], &bits, 4);
+        } else {
+            out[k] = half_or_float(rec, m->form == MAT_F32, i);
+        }
+    }
+}
+
+void mat_row(const struct mat *m, uint32_t row, float *out)
+{
+    struct mat_shape s;
+    mat_shape(m->form, m->rows, m->cols, &s);
+    const uint8_t *rec = m->data + row / GROUP_ROWS * s.group_bytes;
+    uint32_t lane = row % GROUP_ROWS;
+    if (mat_form_is_float(m->form)) {
+        float_row(m, rec, lane, out);
+        return;
+    }
+    bool f32 = s.scale_bytes >= 64, nibbles = s.code_bytes == 256;
+    int zero = m->form == MAT_N4 ? 8 : s.mins_at ? 0 : 128;
+    for (uint32_t k = 0; k < m->cols; k++) {
+        uint32_t b = k / BLOCK_COLS, c = k % BLOCK_COLS, v = c / 4;
+        size_t at = (size_t)b * s.code_bytes + (nibbles ? v % 4 : v) * 64u + lane * 4u + c % 4;
+        int code = nibbles ? (v >= 4 ? rec[at] >> 4 : rec[at] & 15) : rec[at];
+        size_t si = m->form == MAT_I8B16 ? (b * 2u + c / 16) * 16u + lane : b * 16u + lane;
+        float w = half_or_float(rec + s.scales_at, f32, si) * (float)(code - zero);
+        out[k] = s.mins_at ? w + half_or_float(rec + s.mins_at, f32, si) : w;
+    }
+}
