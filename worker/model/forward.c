@@ -1,0 +1,356 @@
+/* The forward pass. Every thread runs forward_thread(); products split the rows of the weights, everything between them
+ * splits the rows of the batch, or (few rows) is done by each thread on its own copy. Five barriers a layer then. */
+#include "worker/model/work.h"
+
+#include <errno.h>
+
+/* One thread's view of a step. */
+struct step {
+    struct model_work *w;
+    const struct model *m;
+    const struct model_config *c;
+    const struct kernel_ops *ops;
+    uint32_t thread, threads;
+    bool replicate;
+    struct rows rows;      /* shared, or this thread's own */
+    uint32_t r0, r1;       /* rows that this thread prepares */
+};
+
+static void split(uint32_t n, uint32_t parts, uint32_t i, uint32_t *from, uint32_t *to)
+{
+    *from = (uint32_t)((uint64_t)n * i / parts);
+    *to = (uint32_t)((uint64_t)n * (i + 1) / parts);
+}
+
+/* ---- between products ---- */
+
+static void rows_done(struct step *s)
+{
+    if (!s->replicate)
+        pool_barrier(s->w->pool);
+}
+
+static float *row_h(struct step *s, uint32_t r)
+{
+    return s->rows.h + (size_t)r * s->c->d_model;
+}
+
+static float *row_norm(struct step *s, uint32_t r)
+{
+    return s->rows.norm + (size_t)r * s->w->norm_cols;
+}
+
+static void row_quantize(struct step *s, uint32_t r, const float *x, uint32_t n)
+{
+    size_t blocks = (n + BLOCK_COLS - 1) / BLOCK_COLS;
+    s->ops->quantize(x, n, s->rows.codes + r * blocks * 2 * BLOCK_COLS, s->rows.blocks + r * blocks);
+}
+
+static struct acts acts_of(const struct step *s, uint32_t n)
+{
+    return (struct acts){.x = s->rows.norm,
+                         .ldx = s->w->norm_cols,
+                         .codes = s->rows.codes,
+                         .blocks = s->rows.blocks,
+                         .n_blocks = (n + BLOCK_COLS - 1) / BLOCK_COLS};
+}
+
+static void embed(struct step *s)
+{
+    struct mat m = image_mat(s->m, image_global(s->m, SLOT_EMBED));
+    for (uint32_t r = s->r0; r < s->r1; r++) {
+        mat_row(&m, s->w->rows[r].token, row_h(s, r));
+        if (s->c->embed_scale != 1.0f)
+            s->ops->scale(row_h(s, r), s->c->embed_scale, s->c->d_model);
+    }
+}
+
+static void rope_tables(struct step *s)
+{
+    const struct model_config *c = s->c;
+    uint32_t from, to;
+    split(s->w->n_rows, s->threads, s->thread, &from, &to);
+    for (uint32_t r = from; r < to; r++) {
+        uint32_t pos = s->w->rows[r].pos;
+        size_t at = (size_t)r * c->rope_dims;
+        rope_table(s->w->cs_global + at, pos, c->rope_dims, s->w->freqs_global);
+        if (c->sliding_window)
+            rope_table(s->w->cs_local + at, pos, c->rope_dims, s->w->freqs_local);
+    }
+}
+
+/* h += [post-norm of] the last product, then the norm before the next one. `post` and `out` may be NULL. */
+static void residual_norm(struct step *s, const float *out, const float *post, const float *norm)
+{
+    uint32_t d = s->c->d_model;
+    for (uint32_t r = s->r0; r < s->r1; r++) {
+        float *h = row_h(s, r), *x = row_norm(s, r);
+        const float *y = out ? out + (size_t)r * d : NULL;
+        if (y && post) {
+            s->ops->rms_norm(y, post, s->c->norm_eps, d, x);
+            y = x;
+        }
+        if (y)
+            s->ops->add(h, y, d);
+        if (norm) {
+            s->ops->rms_norm(h, norm, s->c->norm_eps, d, x);
+            row_quantize(s, r, x, d);
+        }
+    }
+    rows_done(s);
+}
+
+static void attention_to_acts(struct step *s)
+{
+    uint32_t n = s->c->n_heads * s->c->head_dim;
+    for (uint32_t r = s->r0; r < s->r1; r++) {
+        memcpy(row_norm(s, r), s->w->att + (size_t)r * n, n * sizeof(float));
+        row_quantize(s, r, row_norm(s, r), n);
+    }
+    rows_done(s);
+}
+
+static void gated_to_acts(struct step *s)
+{
+    uint32_t n = s->c->d_ff;
+    for (uint32_t r = s->r0; r < s->r1; r++) {
+        const float *gate = s->w->gate + (size_t)r * n, *up = s->w->up + (size_t)r * n;
+        float *x = row_norm(s, r);
+        if (s->c->gelu)
+            s->ops->geglu(gate, up, n, x);
+        else
+            s->ops->swiglu(gate, up, n, x);
+        row_quantize(s, r, x, n);
+    }
+    rows_done(s);
+}
+
+/* ---- products ---- */
+
+struct product {
+    const struct image_entry *weights;
+    float *y;
+    size_t ldy;
+};
+
+static uint32_t product_groups(const struct product *p)
+{
+    return (p->weights->rows + GROUP_ROWS - 1) / GROUP_ROWS;
+}
+
+/* Products of the same activations, their groups of rows split evenly over the threads. */
+static void products(struct step *s, const struct product *p, uint32_t n, const struct acts *x, uint32_t rows)
+{
+    uint32_t total = 0, from, to, at = 0;
+    for (uint32_t i = 0; i < n; i++)
+        total += product_groups(&p[i]);
+    split(total, s->threads, s->thread, &from, &to);
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t groups = product_groups(&p[i]);
+        uint32_t g0 = from > at ? from - at : 0, g1 = to > at ? to - at : 0;
+        if (g1 > groups)
+            g1 = groups;
+        if (g0 < g1) {
+            struct mat m = image_mat(s->m, p[i].weights);
+            s->ops->matmul(&m, g0, g1, x, rows, p[i].y, p[i].ldy);
+        }
+        at += groups;
+    }
+    pool_barrier(s->w->pool);
+}
+
+/* ---- attention ---- */
+
+static uint8_t *kv_place(struct step *s, uint32_t row, uint32_t layer, bool v, uint32_t head)
+{
+    const struct model_kv *kv = &s->w->kv;
+    const struct row *r = &s->w->rows[row];
+    uint32_t block = s->w->batch->segments[r->segment].blocks[r->pos / kv->block_tokens];
+    return s->w->kv_pool + model_kv_piece_offset(kv, block, layer) + (v ? kv->half_bytes : 0) +
+           head * kv->head_bytes + (uint64_t)(r->pos % kv->block_tokens) * kv->head_dim * kv->elt_bytes;
+}
+
+static void store_kv(struct step *s, const float *x, uint8_t *to)
+{
+    if (s->w->kv.elt_bytes == 4)
+        memcpy(to, x, s->c->head_dim * sizeof(float));
+    else
+        s->ops->to_f16(x, (uint16_t *)(void *)to, s->c->head_dim);
+}
+
+/* One head of one row: norm, rotation, scale (q), store (k, v). Heads: queries, keys, values. */
+static void head_done(struct step *s, uint32_t layer, uint32_t row, uint32_t head)
+{
+    const struct model_config *c = s->c;
+    float *x = s->w->qkv + (size_t)row * s->w->qkv_cols + (size_t)head * c->head_dim;
+    bool q = head < c->n_heads, v = head >= c->n_heads + c->n_kv_heads;
+    if (!v) {
+        if (c->qk_norm) {
+            const float *norm = image_vec(s->m, image_layer(s->m, layer, q ? SLOT_Q_NORM : SLOT_K_NORM));
+            s->ops->rms_norm(x, norm, c->norm_eps, c->head_dim, x);
+        }
+        const float *cs = model_layer_is_local(c, layer) ? s->w->cs_local : s->w->cs_global;
+        rope_apply(x, cs + (size_t)row * c->rope_dims, c->rope_dims, c->rope_neox);
+    }
+    if (q)
+        s->ops->scale(x, c->attn_scale, c->head_dim);
+    else
+        store_kv(s, x, kv_place(s, row, layer, v, (head - c->n_heads) % c->n_kv_heads));
+}
+
+static void heads_done(struct step *s, uint32_t layer)
+{
+    uint32_t heads = s->c->n_heads + 2 * s->c->n_kv_heads, from, to;
+    split(s->w->n_rows * heads, s->threads, s->thread, &from, &to);
+    for (uint32_t u = from; u < to; u++)
+        head_done(s, layer, u / heads, u % heads);
+    pool_barrier(s->w->pool);
+    if (s->thread == 0 && s->w->batch->layer_done)
+        s->w->batch->layer_done(s->w->batch->ctx, layer);
+}
+
+static void attention_unit(struct step *s, uint32_t layer, const struct attn_unit *u)
+{
+    const struct model_config *c = s->c;
+    const struct model_kv *kv = &s->w->kv;
+    uint32_t kv_head = u->head / (c->n_heads / c->n_kv_heads);
+    size_t heads = (size_t)c->n_heads * c->head_dim;
+    struct attn a = {
+        .q = s->w->qkv + (size_t)u->row * s->w->qkv_cols + (size_t)u->head * c->head_dim,
+        .out = s->w->att + u->row * heads + (size_t)u->head * c->head_dim,
+        .ldq = s->w->qkv_cols,
+        .ldo = heads,
+        .rows = u->n,
+        .group = u->heads,
+        .head_dim = c->head_dim,
+        .start = s->w->rows[u->row].pos,
+        .window = model_layer_is_local(c, layer) ? c->sliding_window : 0,
+        .pool = s->w->kv_pool,
+        .blocks = s->w->batch->segments[u->segment].blocks,
+        .block_bytes = kv->block_bytes,
+        .k_at = layer * kv->piece_bytes + kv_head * kv->head_bytes,
+        .v_at = layer * kv->piece_bytes + kv->half_bytes + kv_head * kv->head_bytes,
+        .block_tokens = kv->block_tokens,
+        .kv_f32 = kv->elt_bytes == 4,
+        .scratch = s->w->scratch[s->thread],
+    };
+    s->ops->attention(&a);
+}
+
+/* Later tiles see more positions: they are taken first, by whichever thread is free. */
+static void attention(struct step *s, uint32_t layer)
+{
+    for (;;) {
+        uint32_t u = atomic_fetch_add_explicit(&s->w->next_unit[layer], 1, memory_order_relaxed);
+        if (u >= s->w->n_units)
+            break;
+        attention_unit(s, layer, &s->w->units[s->w->n_units - 1 - u]);
+    }
+    pool_barrier(s->w->pool);
+}
+
+/* ---- layers ---- */
+
+static const float *layer_vec(struct step *s, uint32_t layer, enum image_layer_slot slot)
+{
+    return image_vec(s->m, image_layer(s->m, layer, slot));
+}
+
+static void attention_part(struct step *s, uint32_t layer)
+{
+    const struct model_config *c = s->c;
+    struct model_work *w = s->w;
+    uint32_t q = c->n_heads * c->head_dim, kv = c->n_kv_heads * c->head_dim;
+    struct product qkv[] = {
+        {image_layer(s->m, layer, SLOT_Q), w->qkv, w->qkv_cols},
+        {image_layer(s->m, layer, SLOT_K), w->qkv + q, w->qkv_cols},
+        {image_layer(s->m, layer, SLOT_V), w->qkv + q + kv, w->qkv_cols},
+    };
+    struct product o = {image_layer(s->m, layer, SLOT_O), w->out, c->d_model};
+    struct acts x = acts_of(s, c->d_model);
+    products(s, qkv, 3, &x, w->n_rows);
+    heads_done(s, layer);
+    attention(s, layer);
+    attention_to_acts(s);
+    x = acts_of(s, q);
+    products(s, &o, 1, &x, w->n_rows);
+}
+
+static void ffn_part(struct step *s, uint32_t layer)
+{
+    const struct model_config *c = s->c;
+    struct model_work *w = s->w;
+    struct product gate_up[] = {
+        {image_layer(s->m, layer, SLOT_GATE), w->gate, c->d_ff},
+        {image_layer(s->m, layer, SLOT_UP), w->up, c->d_ff},
+    };
+    struct product down = {image_layer(s->m, layer, SLOT_DOWN), w->out, c->d_model};
+    struct acts x = acts_of(s, c->d_model);
+    products(s, gate_up, 2, &x, w->n_rows);
+    gated_to_acts(s);
+    x = acts_of(s, c->d_ff);
+    products(s, &down, 1, &x, w->n_rows);
+}
+
+/* The final norm of rows that give logits, then the head. Rows of h are compacted into `norm`. */
+static void logits(struct step *s, const float *post)
+{
+    const struct model_config *c = s->c;
+    struct model_work *w = s->w;
+    const float *norm = image_vec(s->m, image_global(s->m, SLOT_OUT_NORM));
+    residual_norm(s, w->out, post, NULL);
+    uint32_t from = 0, to = w->n_out;
+    if (!s->replicate)
+        split(w->n_out, s->threads, s->thread, &from, &to);
+    for (uint32_t i = from; i < to; i++) {
+        s->ops->rms_norm(row_h(s, w->out_rows[i]), norm, c->norm_eps, c->d_model, row_norm(s, i));
+        row_quantize(s, i, row_norm(s, i), c->d_model);
+    }
+    rows_done(s);
+    struct product head = {image_global(s->m, c->tied ? SLOT_EMBED : SLOT_OUTPUT), w->batch->logits, c->vocab};
+    struct acts x = acts_of(s, c->d_model);
+    if (w->n_out)
+        products(s, &head, 1, &x, w->n_out);
+}
+
+static void forward_thread(void *arg, uint32_t thread)
+{
+    struct model_work *w = arg;
+    struct step s = {.w = w,
+                     .m = w->m,
+                     .c = &w->m->config,
+                     .ops = w->m->ops,
+                     .thread = thread,
+                     .threads = pool_threads(w->pool)};
+    s.replicate = w->n_rows <= REPLICATE_ROWS;
+    s.rows = s.replicate ? w->own[thread] : w->shared;
+    s.r1 = w->n_rows;
+    if (!s.replicate)
+        split(w->n_rows, s.threads, thread, &s.r0, &s.r1);
+    embed(&s);
+    rope_tables(&s);
+    const float *post = NULL, *out = NULL;
+    for (uint32_t l = 0; l < s.c->n_layers; l++) {
+        residual_norm(&s, out, post, layer_vec(&s, l, SLOT_ATTN_NORM));
+        attention_part(&s, l);
+        residual_norm(&s, w->out, layer_vec(&s, l, SLOT_POST_ATTN_NORM), layer_vec(&s, l, SLOT_FFN_NORM));
+        ffn_part(&s, l);
+        out = w->out;
+        post = layer_vec(&s, l, SLOT_POST_FFN_NORM);
+    }
+    logits(&s, post);
+}
+
+int model_forward(const struct model *m, struct model_work *w, void *kv_pool, const struct model_batch *b,
+                  struct err *e)
+{
+    if (w->m != m || (uintptr_t)kv_pool % 64)
+        return err_set(e, EINVAL, "the work belongs to another model, or the KV pool is not aligned");
+    int rc = work_plan(w, b, e);
+    if (rc < 0)
+        return rc;
+    w->kv_pool = kv_pool;
+    pool_run(w->pool, forward_thread, w);
+    w->batch = NULL;
+    return 0;
+}

@@ -1,0 +1,244 @@
+#include "worker/model/work.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#define THREADS_MAX 64u
+#define ROWS_MAX 65536u
+
+int model_kv_init(struct model_kv *kv, const struct model_config *c, enum model_kv_dtype dtype,
+                  uint32_t block_tokens, struct err *e)
+{
+    if (block_tokens < ATTN_WINDOW || block_tokens > 256 || block_tokens % ATTN_WINDOW)
+        return err_set(e, EINVAL, "a KV block of %u tokens: use a multiple of %u up to 256", block_tokens,
+                       ATTN_WINDOW);
+    struct model_kv k = {.n_layers = c->n_layers,
+                         .n_kv_heads = c->n_kv_heads,
+                         .head_dim = c->head_dim,
+                         .block_tokens = block_tokens,
+                         .elt_bytes = dtype == MODEL_KV_F32 ? 4 : 2};
+    k.head_bytes = (uint64_t)block_tokens * k.head_dim * k.elt_bytes;
+    k.half_bytes = k.n_kv_heads * k.head_bytes;
+    k.piece_bytes = 2 * k.half_bytes;
+    k.block_bytes = k.n_layers * k.piece_bytes;
+    *kv = k;
+    return 0;
+}
+
+/* ---- memory: one mapping, carved twice: first to count, then to hand out ---- */
+
+struct carve {
+    uint8_t *base; /* NULL while counting */
+    uint64_t used;
+};
+
+static void *carve(struct carve *c, uint64_t n, uint64_t size)
+{
+    void *p = c->base ? c->base + c->used : NULL;
+    c->used += (n * size + 63) & ~(uint64_t)63;
+    return p;
+}
+
+static void carve_rows(struct carve *c, const struct model_work *w, struct rows *r, uint64_t n)
+{
+    uint64_t blocks = (w->norm_cols + BLOCK_COLS - 1) / BLOCK_COLS;
+    r->h = carve(c, n * w->m->config.d_model, sizeof *r->h);
+    r->norm = carve(c, n * w->norm_cols, sizeof *r->norm);
+    r->codes = carve(c, n * blocks, 2 * BLOCK_COLS);
+    r->blocks = carve(c, n * blocks, sizeof *r->blocks);
+}
+
+static void carve_all(struct carve *c, struct model_work *w)
+{
+    const struct model_config *mc = &w->m->config;
+    uint64_t n = w->o.max_rows, heads = (uint64_t)mc->n_heads * mc->head_dim;
+    uint32_t group = mc->n_heads / mc->n_kv_heads;
+    w->own = carve(c, w->o.threads, sizeof *w->own);
+    w->scratch = carve(c, w->o.threads, sizeof *w->scratch);
+    struct rows none;
+    float *nothing;
+    for (uint32_t t = 0; t < w->o.threads; t++) {
+        carve_rows(c, w, c->base ? &w->own[t] : &none, REPLICATE_ROWS);
+        *(c->base ? &w->scratch[t] : &nothing) =
+            carve(c, attn_scratch_floats(ATTN_TILE, group, mc->head_dim), sizeof(float));
+    }
+    carve_rows(c, w, &w->shared, n);
+    w->qkv = carve(c, n * w->qkv_cols, sizeof(float));
+    w->att = carve(c, n * heads, sizeof(float));
+    w->gate = carve(c, n * mc->d_ff, sizeof(float));
+    w->up = carve(c, n * mc->d_ff, sizeof(float));
+    w->out = carve(c, n * mc->d_model, sizeof(float));
+    w->cs_global = carve(c, n * mc->rope_dims, sizeof(float));
+    w->cs_local = carve(c, n * mc->rope_dims, sizeof(float));
+    w->freqs_global = carve(c, mc->rope_dims / 2, sizeof(double));
+    w->freqs_local = carve(c, mc->rope_dims / 2, sizeof(double));
+    w->rows = carve(c, n, sizeof *w->rows);
+    w->out_rows = carve(c, n, sizeof *w->out_rows);
+    w->units = carve(c, n * mc->n_heads, sizeof *w->units);
+}
+
+static int work_memory(struct model_work *w, struct err *e)
+{
+    struct carve c = {0};
+    carve_all(&c, w);
+    w->memory_bytes = c.used;
+    void *p = mmap(NULL, c.used, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED)
+        return err_set(e, ENOMEM, "no memory for steps of %u tokens (%llu MiB)", w->o.max_rows,
+                       (unsigned long long)c.used >> 20);
+    (void)madvise(p, c.used, MADV_HUGEPAGE);
+    w->memory = p;
+    c = (struct carve){.base = p};
+    carve_all(&c, w);
+    return 0;
+}
+
+static uint32_t max_u32(uint32_t a, uint32_t b)
+{
+    return a > b ? a : b;
+}
+
+static int work_init(struct model_work *w, struct err *e)
+{
+    const struct model_config *c = &w->m->config;
+    uint32_t heads = c->n_heads * c->head_dim;
+    w->norm_cols = (max_u32(max_u32(c->d_model, c->d_ff), heads) + 31) & ~31u;
+    w->qkv_cols = heads + 2 * c->n_kv_heads * c->head_dim;
+    int rc = model_kv_init(&w->kv, c, w->o.kv_dtype, w->o.block_tokens, e);
+    if (rc < 0 || (rc = work_memory(w, e)) < 0)
+        return rc;
+    const float *factors = image_vec(w->m, image_global(w->m, SLOT_ROPE_FACTORS));
+    rope_freqs(w->freqs_global, c->rope_dims, c->rope_base, c->rope_scale, factors);
+    rope_freqs(w->freqs_local, c->rope_dims, c->rope_base_local, 1.0f, factors);
+    return pool_new(w->o.threads, &w->pool, e);
+}
+
+int model_work_new(const struct model *m, const struct model_work_options *o, struct model_work **out,
+                   struct err *e)
+{
+    if (o->threads < 1 || o->threads > THREADS_MAX)
+        return err_set(e, EINVAL, "%u compute threads: 1 to %u", o->threads, THREADS_MAX);
+    if (o->max_rows < 1 || o->max_rows > ROWS_MAX)
+        return err_set(e, EINVAL, "steps of %u tokens: 1 to %u", o->max_rows, ROWS_MAX);
+    struct model_work *w = xcalloc(1, sizeof *w);
+    w->m = m;
+    w->o = *o;
+    if (w->o.block_tokens == 0)
+        w->o.block_tokens = MODEL_BLOCK_TOKENS;
+    int rc = work_init(w, e);
+    if (rc < 0) {
+        model_work_free(w);
+        return rc;
+    }
+    *out = w;
+    return 0;
+}
+
+void model_work_free(struct model_work *w)
+{
+    if (!w)
+        return;
+    pool_free(w->pool);
+    if (w->memory)
+        munmap(w->memory, w->memory_bytes);
+    free(w);
+}
+
+const struct model_kv *model_work_kv(const struct model_work *w)
+{
+    return &w->kv;
+}
+
+uint64_t model_work_bytes(const struct model_work *w)
+{
+    return w->memory_bytes;
+}
+
+/* ---- the plan of a step ---- */
+
+static int check_segment(const struct model_work *w, const struct model_segment *s, uint32_t i, struct err *e)
+{
+    const struct model_config *c = &w->m->config;
+    if (s->n_tokens < 1 || s->n_tokens > w->o.max_rows || s->logits_from > s->n_tokens)
+        return err_set(e, EINVAL, "segment %u has %u tokens, logits from %u", i, s->n_tokens, s->logits_from);
+    uint64_t end = (uint64_t)s->start + s->n_tokens;
+    if (end > c->context_tokens)
+        return err_set(e, EINVAL, "segment %u ends at position %llu, the context is %u tokens", i,
+                       (unsigned long long)end, c->context_tokens);
+    if (end > (uint64_t)s->n_blocks * w->kv.block_tokens)
+        return err_set(e, EINVAL, "segment %u ends at position %llu, its blocks hold %llu", i,
+                       (unsigned long long)end, (unsigned long long)s->n_blocks * w->kv.block_tokens);
+    for (uint64_t b = 0; b * w->kv.block_tokens < end; b++)
+        if (s->blocks[b] >= w->o.pool_blocks)
+            return err_set(e, EINVAL, "segment %u names block %u of a pool of %u", i, s->blocks[b],
+                           w->o.pool_blocks);
+    for (uint32_t t = 0; t < s->n_tokens; t++)
+        if (s->tokens[t] >= c->vocab)
+            return err_set(e, EINVAL, "token %u is not in the vocabulary of %u", s->tokens[t], c->vocab);
+    return 0;
+}
+
+static void plan_rows(struct model_work *w, const struct model_batch *b)
+{
+    w->n_rows = w->n_out = 0;
+    for (uint32_t i = 0; i < b->n_segments; i++) {
+        const struct model_segment *s = &b->segments[i];
+        for (uint32_t t = 0; t < s->n_tokens; t++, w->n_rows++) {
+            w->rows[w->n_rows] = (struct row){s->tokens[t], s->start + t, i};
+            if (t >= s->logits_from)
+                w->out_rows[w->n_out++] = w->n_rows;
+        }
+    }
+}
+
+/* Units are (tile of rows, KV head); with fewer of them than threads, single query heads. */
+static void plan_units(struct model_work *w, const struct model_batch *b)
+{
+    const struct model_config *c = &w->m->config;
+    uint32_t group = c->n_heads / c->n_kv_heads, tiles = 0, row = 0;
+    for (uint32_t i = 0; i < b->n_segments; i++)
+        tiles += (b->segments[i].n_tokens + ATTN_TILE - 1) / ATTN_TILE;
+    uint32_t heads = tiles * c->n_kv_heads < 2 * w->o.threads && w->o.threads > 1 ? 1 : group;
+    w->n_units = 0;
+    for (uint32_t i = 0; i < b->n_segments; i++) {
+        uint32_t n = b->segments[i].n_tokens;
+        for (uint32_t t = 0; t < n; t += ATTN_TILE)
+            for (uint32_t h = 0; h < c->n_heads; h += heads)
+                w->units[w->n_units++] = (struct attn_unit){
+                    row + t, n - t < ATTN_TILE ? n - t : ATTN_TILE, i, h, heads};
+        row += n;
+    }
+    for (uint32_t l = 0; l < c->n_layers; l++)
+        atomic_store_explicit(&w->next_unit[l], 0, memory_order_relaxed);
+}
+
+uint32_t model_batch_outputs(const struct model_batch *b)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < b->n_segments; i++)
+        n += b->segments[i].n_tokens - b->segments[i].logits_from;
+    return n;
+}
+
+int work_plan(struct model_work *w, const struct model_batch *b, struct err *e)
+{
+    uint64_t rows = 0;
+    for (uint32_t i = 0; i < b->n_segments; i++) {
+        int rc = check_segment(w, &b->segments[i], i, e);
+        if (rc < 0)
+            return rc;
+        rows += b->segments[i].n_tokens;
+        if (rows > w->o.max_rows)
+            return err_set(e, EINVAL, "a batch of more than %u tokens", w->o.max_rows);
+    }
+    if (rows == 0)
+        return err_set(e, EINVAL, "an empty batch");
+    if (model_batch_outputs(b) > b->logits_rows)
+        return err_set(e, EINVAL, "%u rows of logits wanted, room for %u", model_batch_outputs(b),
+                       b->logits_rows);
+    plan_rows(w, b);
+    plan_units(w, b);
+    w->batch = b;
+    return 0;
+}

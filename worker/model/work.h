@@ -1,0 +1,54 @@
+/* work.h: the memory of a step and its plan (internal to worker/model). One model_work, one engine thread. */
+#pragma once
+#include "worker/model/image.h"
+#include "worker/model/pool.h"
+
+#include <stdatomic.h>
+
+/* Batches of so few rows are not split: each thread does the work between matrix products for all rows, on its own copy,
+ * which saves a barrier each time. */
+#define REPLICATE_ROWS 4u
+#define ATTN_TILE 16u /* rows of one attention unit */
+
+/* State of rows between matrix products. The shared one has max_rows rows, each thread's own REPLICATE_ROWS. */
+struct rows {
+    float *h;    /* [rows, d_model] the residual stream */
+    float *norm; /* [rows, max of d_model, d_ff, heads x head_dim] input of the next product */
+    int8_t *codes;
+    struct act_block *blocks;
+};
+
+struct row {
+    uint32_t token, pos, segment;
+};
+
+/* Rows [row, row + n) of the batch, one segment, against KV heads' query heads [head, head + heads). */
+struct attn_unit {
+    uint32_t row, n, segment, head, heads;
+};
+
+struct model_work {
+    const struct model *m;
+    struct model_work_options o;
+    struct model_kv kv;
+    struct pool *pool;
+    struct rows shared, *own; /* own: [threads] */
+    uint32_t norm_cols, qkv_cols;
+    float *qkv, *att, *gate, *up, *out; /* [rows, qkv_cols], [rows, heads x head_dim], d_ff, d_ff, d_model */
+    float *cs_global, *cs_local;        /* rotary tables [rows, rope_dims] */
+    double *freqs_global, *freqs_local; /* [rope_dims / 2] */
+    float **scratch;                    /* of attention, one a thread */
+    struct row *rows;
+    uint32_t *out_rows; /* rows that give logits */
+    struct attn_unit *units;
+    _Atomic uint32_t next_unit[MODEL_LAYERS_MAX];
+    void *memory;
+    uint64_t memory_bytes;
+    /* The step */
+    const struct model_batch *batch;
+    uint8_t *kv_pool;
+    uint32_t n_rows, n_out, n_units;
+};
+
+/* Checks the batch and lays out its rows, outputs and attention units. */
+int work_plan(struct model_work *w, const struct model_batch *b, struct err *e) MUST_CHECK;
