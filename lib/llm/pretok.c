@@ -1,0 +1,276 @@
+#include "lib/llm/pretok.h"
+
+#include "lib/base/buf.h"
+#include "lib/llm/utf8.h"
+
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <errno.h>
+#include <pcre2.h>
+#include <stdlib.h>
+
+#define MATCH_LIMIT 200000000u
+
+const char pretok_gpt2[] = "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
+
+#define SPACE_SET "\\t-\\r\\x{85}\\p{Z}"
+
+/* \s and \S spelled out as White_Space, in and out of bracket sets. A negated \S inside a set has no plain spelling. */
+static int spell_white_space(struct str pattern, struct buf *out)
+{
+    bool in_set = false;
+    for (size_t i = 0; i < pattern.n; i++) {
+        char c = pattern.p[i];
+        int rc;
+        if (c == '\\' && i + 1 < pattern.n) {
+            char d = pattern.p[++i];
+            if (d == 's')
+                rc = buf_cstr(out, in_set ? SPACE_SET : "[" SPACE_SET "]");
+            else if (d == 'S' && !in_set)
+                rc = buf_cstr(out, "[^" SPACE_SET "]");
+            else
+                rc = buf_printf(out, "\\%c", d);
+        } else {
+            if (c == '[')
+                in_set = true;
+            else if (c == ']')
+                in_set = false;
+            rc = buf_append(out, &c, 1);
+        }
+        if (rc)
+            return rc;
+    }
+    return 0;
+}
+
+static struct pretok_stage *next_stage(struct pretok *p, struct err *e)
+{
+    if (p->n == PRETOK_MAX_STAGES) {
+        err_set(e, E2BIG, "the pre-tokenizer has more than %d stages", PRETOK_MAX_STAGES);
+        return NULL;
+    }
+    return &p->stage[p->n];
+}
+
+int pretok_add_regex(struct pretok *p, struct str pattern, enum pretok_behavior b, bool invert,
+                     struct err *e)
+{
+    struct pretok_stage *s = next_stage(p, e);
+    if (!s)
+        return -E2BIG;
+    struct buf text;
+    buf_init(&text, PRETOK_MAX_PATTERN);
+    int rc = spell_white_space(pattern, &text), code;
+    PCRE2_SIZE at = 0;
+    if (rc) {
+        rc = err_set(e, E2BIG, "the pre-tokenizer's pattern is longer than %d bytes", PRETOK_MAX_PATTERN);
+        goto out;
+    }
+    pcre2_code *re = pcre2_compile((PCRE2_SPTR)buf_view(&text).p, text.n, PCRE2_UTF | PCRE2_UCP,
+                                   &code, &at, NULL);
+    if (!re) {
+        PCRE2_UCHAR msg[128] = "";
+        pcre2_get_error_message(code, msg, sizeof msg);
+        rc = err_set(e, EINVAL, "the pre-tokenizer's pattern can't be used: %s at byte %zu", (char *)msg,
+                     (size_t)at);
+        goto out;
+    }
+    (void)pcre2_jit_compile(re, PCRE2_JIT_COMPLETE); /* without JIT it is only slower */
+    *s = (struct pretok_stage){.kind = PRETOK_REGEX, .behavior = b, .invert = invert, .code = re};
+    p->n++;
+out:
+    buf_fini(&text);
+    return rc;
+}
+
+int pretok_add_literal(struct pretok *p, struct str literal, enum pretok_behavior b, bool invert,
+                       struct err *e)
+{
+    struct pretok_stage *s = next_stage(p, e);
+    if (!s)
+        return -E2BIG;
+    if (literal.n == 0)
+        return err_set(e, EINVAL, "the pre-tokenizer splits at an empty string");
+    *s = (struct pretok_stage){.kind = PRETOK_LITERAL,
+                               .behavior = b,
+                               .invert = invert,
+                               .literal = str_dup(literal),
+                               .n_literal = literal.n};
+    p->n++;
+    return 0;
+}
+
+int pretok_add_digits(struct pretok *p, bool individual, struct err *e)
+{
+    struct pretok_stage *s = next_stage(p, e);
+    if (!s)
+        return -E2BIG;
+    *s = (struct pretok_stage){.kind = individual ? PRETOK_DIGIT : PRETOK_DIGITS,
+                               .behavior = individual ? PRETOK_ISOLATED : PRETOK_CONTIGUOUS};
+    p->n++;
+    return 0;
+}
+
+void pretok_fini(struct pretok *p)
+{
+    for (size_t i = 0; i < p->n; i++) {
+        pcre2_code_free(p->stage[i].code);
+        free(p->stage[i].literal);
+    }
+    *p = (struct pretok){0};
+}
+
+int pretok_scratch_init(struct pretok_scratch *s, const struct pretok *p)
+{
+    *s = (struct pretok_scratch){0};
+    for (size_t i = 0; i < p->n; i++)
+        if (p->stage[i].kind == PRETOK_REGEX) {
+            s->match[i] = pcre2_match_data_create(1, NULL);
+            if (!s->match[i])
+                return -ENOMEM;
+        }
+    return 0;
+}
+
+void pretok_scratch_fini(struct pretok_scratch *s)
+{
+    for (size_t i = 0; i < PRETOK_MAX_STAGES; i++)
+        pcre2_match_data_free(s->match[i]);
+    *s = (struct pretok_scratch){0};
+}
+
+/* The next non-empty match at or after `from`. 1 found, 0 none, negative on failure. */
+static int find_regex(const struct pretok_stage *st, pcre2_match_data *md, struct str text,
+                      size_t from, size_t *start, size_t *end)
+{
+    int rc = pcre2_match(st->code, (PCRE2_SPTR)text.p, text.n, from,
+                         PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY, md, NULL);
+    if (rc == PCRE2_ERROR_NOMATCH)
+        return 0;
+    if (rc < 0)
+        return -E2BIG; /* a match limit: the pattern doesn't fit this text */
+    const PCRE2_SIZE *v = pcre2_get_ovector_pointer(md);
+    *start = v[0];
+    *end = v[1];
+    return 1;
+}
+
+static int find_digits(const struct pretok_stage *st, struct str text, size_t from, size_t *start,
+                       size_t *end)
+{
+    uint32_t cp;
+    for (size_t i = from; i < text.n;) {
+        size_t k = utf8_next(text.p + i, text.n - i, &cp);
+        bool digit = cp < 0x80 ? cp >= '0' && cp <= '9' : utf8_is_numeric(cp);
+        if (digit) {
+            *start = i;
+            *end = i + k;
+            while (st->kind == PRETOK_DIGITS && *end < text.n) {
+                k = utf8_next(text.p + *end, text.n - *end, &cp);
+                if (!utf8_is_numeric(cp))
+                    break;
+                *end += k;
+            }
+            return 1;
+        }
+        i += k;
+    }
+    return 0;
+}
+
+static int find_literal(const struct pretok_stage *st, struct str text, size_t from, size_t *start,
+                        size_t *end)
+{
+    const char *hit = from < text.n ? memmem(text.p + from, text.n - from, st->literal, st->n_literal)
+                                    : NULL;
+    if (!hit)
+        return 0;
+    *start = (size_t)(hit - text.p);
+    *end = *start + st->n_literal;
+    return 1;
+}
+
+struct run {
+    const struct pretok *p;
+    const struct pretok_scratch *s;
+    pretok_word_fn *word;
+    void *arg;
+};
+static int run_stage(const struct run *r, size_t i, struct str text);
+
+/* What a stage does with one piece after another: `held` is the piece that a merging behaviour may still extend. */
+struct pieces {
+    const struct run *r;
+    size_t stage;
+    enum pretok_behavior behavior;
+    struct str held;
+    bool has_held, held_match;
+};
+
+static int release(struct pieces *q)
+{
+    if (!q->has_held)
+        return 0;
+    q->has_held = false;
+    return run_stage(q->r, q->stage + 1, q->held);
+}
+
+static int piece(struct pieces *q, struct str s, bool match)
+{
+    if (s.n == 0)
+        return 0;
+    if (q->behavior == PRETOK_ISOLATED || (q->behavior == PRETOK_REMOVED && !match))
+        return run_stage(q->r, q->stage + 1, s);
+    if (q->behavior == PRETOK_REMOVED)
+        return 0;
+    bool joins = q->has_held && ((q->behavior == PRETOK_MERGE_PREVIOUS && match && !q->held_match) ||
+                                 (q->behavior == PRETOK_MERGE_NEXT && !match && q->held_match) ||
+                                 (q->behavior == PRETOK_CONTIGUOUS && match == q->held_match));
+    if (joins) {
+        q->held.n += s.n;
+        q->held_match = match;
+        return 0;
+    }
+    int rc = release(q);
+    q->held = s;
+    q->held_match = match;
+    q->has_held = true;
+    return rc;
+}
+
+static int find(const struct run *r, size_t i, struct str text, size_t from, size_t *start, size_t *end)
+{
+    const struct pretok_stage *st = &r->p->stage[i];
+    if (st->kind == PRETOK_REGEX)
+        return find_regex(st, r->s->match[i], text, from, start, end);
+    return st->kind == PRETOK_LITERAL ? find_literal(st, text, from, start, end)
+                                      : find_digits(st, text, from, start, end);
+}
+
+static int run_stage(const struct run *r, size_t i, struct str text)
+{
+    if (i == r->p->n)
+        return r->word(r->arg, text);
+    const struct pretok_stage *st = &r->p->stage[i];
+    struct pieces q = {.r = r, .stage = i, .behavior = st->behavior};
+    size_t at = 0;
+    while (at < text.n) {
+        size_t start = text.n, end = text.n;
+        int rc = find(r, i, text, at, &start, &end);
+        if (rc < 0)
+            return rc;
+        rc = piece(&q, (struct str){text.p + at, start - at}, st->invert);
+        if (!rc)
+            rc = piece(&q, (struct str){text.p + start, end - start}, !st->invert);
+        if (rc)
+            return rc;
+        at = end;
+    }
+    return release(&q);
+}
+
+int pretok_run(const struct pretok *p, const struct pretok_scratch *s, struct str text,
+               pretok_word_fn *word, void *arg)
+{
+    struct run r = {p, s, word, arg};
+    return text.n ? run_stage(&r, 0, text) : 0;
+}

@@ -1,0 +1,365 @@
+#include "lib/llm/tokenizer_impl.h"
+
+#include "lib/llm/utf8.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <utf8proc.h>
+
+#define SCRATCH_TEXT_KEEP (1u << 20)
+#define MAX_NORMALIZED (4 * (size_t)TOKENIZER_MAX_TEXT)
+
+/* ---- lists of ids ---- */
+
+void ids_init(struct ids *v, size_t max)
+{
+    *v = (struct ids){.max = max};
+}
+
+void ids_fini(struct ids *v)
+{
+    free(v->id);
+    *v = (struct ids){.max = v->max};
+}
+
+int ids_append(struct ids *v, const uint32_t *id, size_t n)
+{
+    if (n > v->max || v->n > v->max - n)
+        return -EMSGSIZE;
+    if (v->n + n > v->cap) {
+        size_t cap = v->cap ? v->cap : 64;
+        while (cap < v->n + n)
+            cap *= 2;
+        uint32_t *p = realloc(v->id, cap * sizeof *p);
+        if (!p)
+            return -ENOMEM;
+        v->id = p;
+        v->cap = cap;
+    }
+    if (n)
+        memcpy(v->id + v->n, id, n * sizeof *id);
+    v->n += n;
+    return 0;
+}
+
+int ids_push(struct ids *v, uint32_t id)
+{
+    return ids_append(v, &id, 1);
+}
+
+/* ---- scratch: one per thread that encodes right now, kept with its warm word cache ---- */
+
+static void scratch_free(struct tok_scratch *s)
+{
+    bpe_scratch_fini(&s->bpe);
+    pretok_scratch_fini(&s->pre);
+    buf_fini(&s->text[0]);
+    buf_fini(&s->text[1]);
+    free(s);
+}
+
+static struct tok_scratch *scratch_new(const struct tokenizer *t)
+{
+    struct tok_scratch *s = calloc(1, sizeof *s);
+    if (!s)
+        return NULL;
+    buf_init(&s->text[0], MAX_NORMALIZED);
+    buf_init(&s->text[1], MAX_NORMALIZED);
+    if (bpe_scratch_init(&s->bpe) || pretok_scratch_init(&s->pre, &t->pre)) {
+        scratch_free(s);
+        return NULL;
+    }
+    return s;
+}
+
+/* The free list is the only thing about an open tokenizer that changes, hence the cast and the lock. */
+static struct tok_scratch *scratch_take(const struct tokenizer *ct)
+{
+    struct tokenizer *t = (struct tokenizer *)(uintptr_t)ct;
+    pthread_mutex_lock(&t->lock);
+    struct tok_scratch *s = t->idle;
+    if (s)
+        t->idle = s->next;
+    pthread_mutex_unlock(&t->lock);
+    return s ? s : scratch_new(t);
+}
+
+static void scratch_give(const struct tokenizer *ct, struct tok_scratch *s)
+{
+    struct tokenizer *t = (struct tokenizer *)(uintptr_t)ct;
+    for (int i = 0; i < 2; i++)
+        if (s->text[i].cap > SCRATCH_TEXT_KEEP)
+            buf_fini(&s->text[i]);
+    pthread_mutex_lock(&t->lock);
+    s->next = t->idle;
+    t->idle = s;
+    pthread_mutex_unlock(&t->lock);
+}
+
+/* ---- normalising ---- */
+
+static int norm_unicode(enum norm_kind kind, struct str in, struct buf *out)
+{
+    int opt = UTF8PROC_STABLE;
+    opt |= kind == NORM_NFC || kind == NORM_NFKC ? UTF8PROC_COMPOSE : UTF8PROC_DECOMPOSE;
+    if (kind == NORM_NFKC || kind == NORM_NFKD)
+        opt |= UTF8PROC_COMPAT;
+    utf8proc_uint8_t *p = NULL;
+    utf8proc_ssize_t n = utf8proc_map((const utf8proc_uint8_t *)in.p, (utf8proc_ssize_t)in.n, &p,
+                                      (utf8proc_option_t)opt);
+    if (n < 0)
+        return n == UTF8PROC_ERROR_NOMEM ? -ENOMEM : -E2BIG;
+    int rc = buf_append(out, p, (size_t)n);
+    free(p);
+    return rc;
+}
+
+static int norm_replace(struct str in, struct str a, struct str b, struct buf *out)
+{
+    int rc = 0;
+    while (in.n && !rc) {
+        const char *hit = memmem(in.p, in.n, a.p, a.n);
+        size_t k = hit ? (size_t)(hit - in.p) : in.n;
+        rc = buf_append(out, in.p, k);
+        if (hit && !rc)
+            rc = buf_str(out, b);
+        k += hit ? a.n : 0;
+        in.p += k;
+        in.n -= k;
+    }
+    return rc;
+}
+
+static int norm_apply(const struct norm_step *st, struct str in, bool at_start, struct buf *out)
+{
+    struct str a = str_c(st->a), b = str_c(st->b);
+    switch (st->kind) {
+    case NORM_REPLACE: return norm_replace(in, a, b, out);
+    case NORM_NFC:
+    case NORM_NFD:
+    case NORM_NFKC:
+    case NORM_NFKD: return utf8_is_ascii(in) ? buf_str(out, in) : norm_unicode(st->kind, in, out);
+    case NORM_PREPEND:
+    case NORM_PREPEND_ONCE:
+    case NORM_PREPEND_FIRST: break;
+    }
+    bool wanted = in.n && (st->kind == NORM_PREPEND || !str_starts(in, a)) &&
+                  (st->kind != NORM_PREPEND_FIRST || at_start);
+    int rc = wanted ? buf_str(out, a) : 0;
+    return rc ? rc : buf_str(out, in);
+}
+
+static bool norm_is_identity(const struct norm_step *st, struct str in)
+{
+    return st->kind <= NORM_NFKD && utf8_is_ascii(in);
+}
+
+/* *text becomes a view of one of the scratch buffers, or stays as it is. */
+static int normalize(const struct tokenizer *t, struct tok_scratch *s, bool at_start, struct str *text)
+{
+    for (size_t i = 0, which = 0; i < t->n_norm; i++) {
+        if (norm_is_identity(&t->norm[i], *text))
+            continue;
+        struct buf *out = &s->text[which];
+        buf_reset(out);
+        int rc = norm_apply(&t->norm[i], *text, at_start, out);
+        if (rc)
+            return rc;
+        *text = buf_view(out);
+        which ^= 1;
+    }
+    return 0;
+}
+
+/* ---- encoding ---- */
+
+struct encoding {
+    const struct tokenizer *t;
+    struct tok_scratch *s;
+    struct ids *out;
+    bool parse_special;
+};
+
+/* A SentencePiece text has no words, but where no token crosses from a character to a following U+2581 the merges on
+ * both sides can't meet: cutting there changes nothing and lets words be short and cached. */
+static size_t spm_word_end(const struct tokenizer *t, struct str w)
+{
+    static const char mark[] = SPM_SPACE;
+    size_t i = 0;
+    while (i + 3 <= w.n && memcmp(w.p + i, mark, 3) == 0)
+        i += 3;
+    for (;;) {
+        const char *hit = i < w.n ? memmem(w.p + i, w.n - i, mark, 3) : NULL;
+        if (!hit)
+            return w.n;
+        i = (size_t)(hit - w.p);
+        if (i > 0 && !t->joins[(unsigned char)w.p[i - 1]])
+            return i;
+        while (i + 3 <= w.n && memcmp(w.p + i, mark, 3) == 0)
+            i += 3;
+    }
+}
+
+static int encode_word(void *arg, struct str word)
+{
+    struct encoding *c = arg;
+    if (!c->t->spm)
+        return bpe_encode(&c->t->bpe, &c->s->bpe, word, c->out);
+    int rc = 0;
+    while (word.n && !rc) {
+        size_t k = spm_word_end(c->t, word);
+        rc = bpe_encode(&c->t->bpe, &c->s->bpe, (struct str){word.p, k}, c->out);
+        word.p += k;
+        word.n -= k;
+    }
+    return rc;
+}
+
+/* Text between raw added tokens: normalise, match the added tokens that see normalised text, cut into words. */
+static int encode_segment(struct encoding *c, struct str text, bool at_start)
+{
+    int rc = text.n ? normalize(c->t, c->s, at_start, &text) : 0;
+    size_t from = 0;
+    struct added_match m;
+    while (!rc && added_next(&c->t->added, text, from, true, c->parse_special, &m)) {
+        rc = pretok_run(&c->t->pre, &c->s->pre, (struct str){text.p + from, m.start - from}, encode_word, c);
+        if (!rc)
+            rc = ids_push(c->out, m.id);
+        from = m.end;
+    }
+    if (!rc)
+        rc = pretok_run(&c->t->pre, &c->s->pre, (struct str){text.p + from, text.n - from}, encode_word, c);
+    return rc;
+}
+
+static int encode_text(struct encoding *c, struct str text)
+{
+    size_t from = 0;
+    struct added_match m;
+    int rc = 0;
+    while (!rc && added_next(&c->t->added, text, from, false, c->parse_special, &m)) {
+        rc = encode_segment(c, (struct str){text.p + from, m.start - from}, from == 0);
+        if (!rc)
+            rc = ids_push(c->out, m.id);
+        from = m.end;
+    }
+    return rc ? rc : encode_segment(c, (struct str){text.p + from, text.n - from}, from == 0);
+}
+
+static int encode_all(struct encoding *c, struct str text, unsigned flags)
+{
+    const struct tokenizer *t = c->t;
+    int rc = flags & TOKENIZE_ADD_SPECIAL ? ids_append(c->out, t->prefix, t->n_prefix) : 0;
+    struct buf repaired;
+    buf_init(&repaired, 3 * (size_t)TOKENIZER_MAX_TEXT);
+    if (!rc && !utf8_valid(text)) {
+        rc = utf8_repair(text, &repaired);
+        text = buf_view(&repaired);
+    }
+    if (!rc)
+        rc = encode_text(c, text);
+    if (!rc && flags & TOKENIZE_ADD_SPECIAL)
+        rc = ids_append(c->out, t->suffix, t->n_suffix);
+    buf_fini(&repaired);
+    return rc;
+}
+
+int tokenizer_encode(const struct tokenizer *t, struct str text, unsigned flags, struct ids *out,
+                     struct err *e)
+{
+    if (text.n > TOKENIZER_MAX_TEXT)
+        return err_set(e, E2BIG, "a text of %zu bytes is larger than the limit of %u", text.n, TOKENIZER_MAX_TEXT);
+    struct tok_scratch *s = scratch_take(t);
+    if (!s)
+        return err_set(e, ENOMEM, "not enough memory to tokenize");
+    struct encoding c = {t, s, out, flags & TOKENIZE_PARSE_SPECIAL};
+    size_t before = out->n;
+    int rc = encode_all(&c, text.p ? text : STR(""), flags);
+    scratch_give(t, s);
+    if (!rc)
+        return 0;
+    out->n = before;
+    if (rc == -EMSGSIZE)
+        return err_set(e, EMSGSIZE, "the text has more than %zu tokens", out->max);
+    return err_set(e, -rc, rc == -ENOMEM ? "not enough memory to tokenize"
+                                         : "the text can't be cut by this model's pre-tokenizer");
+}
+
+/* ---- opening ---- */
+
+static int find_file(const char *path, char out[4096], bool *gguf, struct err *e)
+{
+    struct stat st;
+    if (stat(path, &st))
+        return err_set(e, errno, "%s: %s", path, strerror(errno));
+    const char *inside = S_ISDIR(st.st_mode) ? "/tokenizer.json" : "";
+    if (snprintf(out, 4096, "%s%s", path, inside) >= 4096)
+        return err_set(e, ENAMETOOLONG, "%s: the path is too long", path);
+    FILE *f = fopen(out, "rbe");
+    if (!f)
+        return err_set(e, errno, "%s: %s", out, strerror(errno));
+    char magic[4] = {0};
+    *gguf = fread(magic, 1, 4, f) == 4 && memcmp(magic, "GGUF", 4) == 0;
+    fclose(f);
+    return 0;
+}
+
+int tokenizer_open(const char *path, struct tokenizer **out, struct err *e)
+{
+    char file[4096];
+    bool gguf = false;
+    int rc = find_file(path, file, &gguf, e);
+    if (rc)
+        return rc;
+    struct tokenizer *t = calloc(1, sizeof *t);
+    if (!t || pthread_mutex_init(&t->lock, NULL)) {
+        free(t);
+        return err_set(e, ENOMEM, "not enough memory for a tokenizer");
+    }
+    t->bos = t->eos = t->pad = t->bpe.unk = TOKEN_NONE;
+    rc = added_init(&t->added);
+    if (rc)
+        err_set(e, ENOMEM, "not enough memory for a tokenizer");
+    else
+        rc = gguf ? tokenizer_load_gguf(file, t, e) : tokenizer_load_json(file, t, e);
+    if (!rc)
+        rc = tokenizer_finish(t, e);
+    if (rc) {
+        tokenizer_free(t);
+        return e ? err_wrap(e, "%s: tokenizer", file) : rc;
+    }
+    *out = t;
+    return 0;
+}
+
+void tokenizer_free(struct tokenizer *t)
+{
+    if (!t)
+        return;
+    for (struct tok_scratch *s = t->idle, *next; s; s = next) {
+        next = s->next;
+        scratch_free(s);
+    }
+    for (size_t i = 0; i < t->n_norm; i++) {
+        free(t->norm[i].a);
+        free(t->norm[i].b);
+    }
+    vocab_fini(&t->v);
+    added_fini(&t->added);
+    pretok_fini(&t->pre);
+    free(t->special);
+    free(t->chat_template);
+    free(t->out_off);
+    free(t->out_bytes);
+    pthread_mutex_destroy(&t->lock);
+    free(t);
+}
+
+void tokenizer_freep(struct tokenizer **t)
+{
+    tokenizer_free(*t);
+    *t = NULL;
+}
