@@ -15,7 +15,7 @@ CC := gcc
 endif
 VERSION := 0.1.0
 WARN := -Wall -Wextra -Wshadow -Wconversion -Wsign-conversion -Wstrict-prototypes -Wmissing-prototypes -Wvla \
-  -Wpointer-arith -Wundef -Werror
+  -Wpointer-arith -Wundef -Wno-format-truncation -Werror
 OPT := -O2
 SAN_asan := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
 SAN_ubsan := -fsanitize=undefined -fno-sanitize-recover=undefined
