@@ -1,0 +1,460 @@
+#include "worker/engine.h"
+
+#include "lib/base/clock.h"
+#include "lib/base/log.h"
+#include "worker/engine_int.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#define PUBLISH_NS   (20 * NS_PER_MS)
+#define CHECK_NS     (500 * NS_PER_MS)
+#define POLL_IDLE_MS 500
+#define POLL_BUSY_MS 20 /* something waits for blocks, a grant or a peer */
+
+/* ---- posting and fetching (any thread) ---- */
+
+static void post(struct engine *g, struct mail m)
+{
+    struct mail *x = xmalloc(sizeof *x);
+    *x = m;
+    x->next = NULL;
+    pthread_mutex_lock(&g->lock);
+    *g->mail_tail = x;
+    g->mail_tail = &x->next;
+    pthread_mutex_unlock(&g->lock);
+    uint64_t one = 1;
+    if (write(g->wake_fd, &one, sizeof one) < 0)
+        ASSERT(errno == EAGAIN);
+}
+
+void engine_submit(struct engine *g, uint64_t handle, void *body, size_t n)
+{
+    post(g, (struct mail){.kind = MAIL_SUBMIT, .a = handle, .body = body, .n = n});
+}
+
+void engine_cancel(struct engine *g, uint64_t handle)
+{
+    post(g, (struct mail){.kind = MAIL_CANCEL, .a = handle});
+}
+
+void engine_cancel_id(struct engine *g, uint64_t id0, uint64_t id1)
+{
+    post(g, (struct mail){.kind = MAIL_CANCEL_ID, .a = id0, .b = id1});
+}
+
+void engine_set_role(struct engine *g, enum wire_role role)
+{
+    post(g, (struct mail){.kind = MAIL_ROLE, .a = role});
+}
+
+void engine_drain(struct engine *g, uint64_t deadline_ns)
+{
+    post(g, (struct mail){.kind = MAIL_DRAIN, .a = deadline_ns});
+}
+
+void engine_take(struct engine *g, struct engine_output *out)
+{
+    pthread_mutex_lock(&g->lock);
+    *out = (struct engine_output){g->out, g->out_status, g->out_events, g->n_out_events};
+    g->out = NULL;
+    g->out_tail = &g->out;
+    g->out_events = NULL;
+    g->n_out_events = g->cap_out_events = 0;
+    pthread_mutex_unlock(&g->lock);
+}
+
+void engine_records_free(struct engine_records *r)
+{
+    while (r) {
+        struct engine_records *next = r->next;
+        buf_fini(&r->bytes);
+        free(r);
+        r = next;
+    }
+}
+
+uint16_t engine_xfer_port(const struct engine *g)
+{
+    return g->xfer ? xfer_port(g->xfer) : 0;
+}
+
+/* ---- messages, on the engine's thread ---- */
+
+static const char *refusal(const struct engine *g)
+{
+    if (g->failed)
+        return "failed";
+    if (g->draining)
+        return "draining";
+    return g->role == WIRE_ROLE_DECODE || g->role == WIRE_ROLE_UNIFIED ? NULL : "wrong_role";
+}
+
+static void submit(struct engine *g, struct mail *m)
+{
+    struct request *r;
+    struct err e = {0};
+    const char *why = refusal(g);
+    if (why) {
+        free(m->body);
+        emit_refusal(g, m->a, 503, why, "this worker takes no requests now", true);
+        return;
+    }
+    if (request_new(m->body, m->n, &g->c.seed, g->c.kv.block_tokens, g->vocab, g->context, &r, &e)) {
+        emit_refusal(g, m->a, 400, "invalid_request", e.msg, false);
+        return;
+    }
+    r->handle = m->a;
+    r->arrived_ns = g->now_ns;
+    if (r->wire.deadline_ms)
+        r->deadline_ns = g->now_ns + r->wire.deadline_ms * NS_PER_MS;
+    request_link(g, r);
+    bool echo = request_reports_prompt(r);
+    if (r->wire.max_tokens <= r->wire.n_generated && !echo) {
+        for (uint16_t i = 0; i < r->wire.n; i++)
+            emit_finish(g, &r->seqs[i], WIRE_FINISH_LENGTH);
+    } else if (!handover_order(g, r)) {
+        queue_push(g, &r->seqs[0]);
+    }
+}
+
+static void cancel(struct engine *g, struct request *r)
+{
+    handover_abandon(g, r, "the client left");
+    request_stop(g, r);
+    r->handle = 0;
+    metric_add(metric_series(g->m.ended, "cancelled"), 1);
+}
+
+static void drain_now(struct engine *g)
+{
+    for (struct request *r = g->requests; r; r = r->next)
+        emit_error(g, r, 503, "draining", "the worker had to stop before the answer was complete", true);
+    g->drain_deadline_ns = UINT64_MAX;
+}
+
+static void take_mail(struct engine *g, struct mail *m)
+{
+    struct request *r = g->requests;
+    switch (m->kind) {
+    case MAIL_SUBMIT: submit(g, m); break;
+    case MAIL_CANCEL:
+        while (r && (r->ended || r->handle != m->a))
+            r = r->next;
+        if (r)
+            cancel(g, r);
+        break;
+    case MAIL_CANCEL_ID:
+        while (r && (r->ended || r->order_id || r->wire.id[0] != m->a || r->wire.id[1] != m->b))
+            r = r->next;
+        if (r)
+            emit_error(g, r, 499, "cancelled", "the request was cancelled", false);
+        break;
+    case MAIL_ROLE: g->role = (enum wire_role)m->a; break;
+    case MAIL_DRAIN:
+        g->draining = true;
+        g->drain_deadline_ns = m->a;
+        break;
+    case MAIL_STOP: g->stopping = true; break;
+    }
+}
+
+static void take_mails(struct engine *g)
+{
+    pthread_mutex_lock(&g->lock);
+    struct mail *m = g->mail;
+    g->mail = NULL;
+    g->mail_tail = &g->mail;
+    pthread_mutex_unlock(&g->lock);
+    while (m) {
+        struct mail *next = m->next;
+        take_mail(g, m);
+        free(m);
+        m = next;
+    }
+}
+
+/* ---- telling the others ---- */
+
+static void check_pool(struct engine *g)
+{
+    uint32_t *refs = xcalloc(g->c.n_blocks, sizeof *refs);
+    for (const struct request *r = g->requests; r; r = r->next)
+        for (uint16_t i = 0; i < r->wire.n; i++)
+            for (uint32_t b = 0; b < r->seqs[i].n_blocks; b++)
+                refs[r->seqs[i].blocks[b]]++;
+    for (const struct inbound *in = g->inbounds; in; in = in->next) {
+        for (uint32_t b = 0; b < in->n_have; b++)
+            refs[in->have[b]]++;
+        for (uint32_t b = 0; b < in->n_granted; b++)
+            refs[in->granted[b]]++;
+    }
+    const char *wrong = kv_check(g->kv, refs);
+    if (wrong)
+        log_error("the KV pool's accounts are wrong", LS("what", wrong));
+    snprintf(g->status.check, sizeof g->status.check, "%s", wrong ? wrong : "ok");
+    free(refs);
+    g->checked_ns = g->now_ns;
+}
+
+static void fill_status(struct engine *g)
+{
+    struct engine_status *s = &g->status;
+    struct kv_counts c = kv_counts(g->kv);
+    struct wire_load *l = &s->load;
+    l->running = l->waiting = s->requests = s->orders = s->inbound = 0;
+    l->waiting_tokens = l->resident_tokens = 0;
+    for (const struct request *r = g->requests; r; r = r->next) {
+        *(r->order_id ? &s->orders : &s->requests) += 1;
+        l->running += r->seqs[0].state == SEQ_RUNNING || r->seqs[0].state == SEQ_ENDED;
+        l->waiting += r->seqs[0].state == SEQ_WAITING || r->seqs[0].state == SEQ_REMOTE;
+    }
+    for (const struct seq *q = g->waiting; q; q = q->next)
+        l->waiting_tokens += q->n_tokens;
+    for (uint32_t i = 0; i < g->n_running; i++) {
+        l->resident_tokens += g->running[i]->computed;
+        l->waiting_tokens += g->running[i]->n_tokens - g->running[i]->computed - 1;
+    }
+    for (const struct inbound *in = g->inbounds; in; in = in->next)
+        s->inbound++;
+    l->kv_blocks = c.total;
+    l->kv_blocks_used = c.used + c.quarantined;
+    l->kv_blocks_cached = c.cached;
+    l->block_tokens = g->c.kv.block_tokens;
+    l->prefill_tokens_per_s = g->prefill_tokens_per_s;
+    l->decode_step_s = g->decode_step_s;
+    s->kv_quarantined = c.quarantined;
+    s->role = (uint8_t)g->role;
+    s->draining = g->draining;
+    s->drained = g->draining && !g->requests && !g->inbounds;
+    metric_set(g->m.waiting, l->waiting);
+    metric_set(g->m.running, l->running);
+    metric_set(g->m.blocks_free, c.free - c.cached);
+    metric_set(g->m.blocks_cached, c.cached);
+    metric_set(g->m.blocks_used, c.used);
+    metric_set(g->m.blocks_quarantined, c.quarantined);
+}
+
+static void publish(struct engine *g)
+{
+    size_t n;
+    const struct kv_event *ev = kv_events(g->kv, &n);
+    if (g->now_ns - g->checked_ns > CHECK_NS)
+        check_pool(g);
+    fill_status(g);
+    pthread_mutex_lock(&g->lock);
+    g->out_status = g->status;
+    if (g->n_out_events + n > g->cap_out_events) {
+        g->cap_out_events = 2 * (g->n_out_events + n);
+        g->out_events = xrealloc(g->out_events, g->cap_out_events * sizeof *g->out_events);
+    }
+    if (n)
+        memcpy(g->out_events + g->n_out_events, ev, n * sizeof *ev);
+    g->n_out_events += n;
+    pthread_mutex_unlock(&g->lock);
+    kv_events_clear(g->kv);
+    g->published_ns = g->now_ns;
+    g->notify_due = true;
+}
+
+static void hand_out(struct engine *g, bool idle)
+{
+    for (struct request *r = g->requests, *next; r; r = next) {
+        next = r->next;
+        emit_flush(g, r);
+        if (r->ended)
+            request_unlink_free(g, r);
+    }
+    if (idle || clock_mono_ns() - g->published_ns > PUBLISH_NS)
+        publish(g);
+    if (g->notify_due)
+        g->c.notify(g->c.notify_ctx);
+    g->notify_due = false;
+}
+
+/* ---- the thread ---- */
+
+static void expire(struct engine *g)
+{
+    for (struct request *r = g->requests; r; r = r->next)
+        if (r->deadline_ns && r->deadline_ns <= g->now_ns && !r->ended)
+            emit_error(g, r, 504, "deadline_exceeded", "the request's deadline passed", false);
+}
+
+static void rest(struct engine *g)
+{
+    struct pollfd p[2] = {{.fd = g->wake_fd, .events = POLLIN},
+                          {.fd = g->xfer ? xfer_fd(g->xfer) : -1, .events = POLLIN}};
+    uint64_t n;
+    poll(p, 2, g->requests || g->inbounds ? POLL_BUSY_MS : POLL_IDLE_MS);
+    if ((p[0].revents & POLLIN) && read(g->wake_fd, &n, sizeof n) < 0)
+        ASSERT(errno == EAGAIN);
+}
+
+static void *engine_thread(void *arg)
+{
+    struct engine *g = arg;
+    pthread_setname_np(pthread_self(), "engine");
+    while (!g->stopping) {
+        g->now_ns = clock_mono_ns();
+        take_mails(g);
+        handover_events(g);
+        if (g->draining && g->drain_deadline_ns <= g->now_ns)
+            drain_now(g);
+        expire(g);
+        handover_grant(g);
+        if (g->xfer)
+            handover_ask(g);
+        bool ran = step_run(g);
+        hand_out(g, !ran);
+        if (!ran)
+            rest(g);
+    }
+    return NULL;
+}
+
+static void metrics_init(struct engine_metrics *m)
+{
+    m->waiting = metric_new(METRIC_GAUGE, "baton_worker_requests_waiting", "Requests and prefill orders that wait");
+    m->running = metric_new(METRIC_GAUGE, "baton_worker_requests_running", "Requests and prefill orders that run");
+    struct metric_family *f = metric_family(METRIC_GAUGE, "baton_worker_kv_blocks", "Blocks of the KV pool by state",
+                                            "state", NULL, 0);
+    m->blocks_used = metric_series(f, "used");
+    m->blocks_cached = metric_series(f, "cached");
+    m->blocks_free = metric_series(f, "free");
+    m->blocks_quarantined = metric_series(f, "quarantined");
+    m->prompt_tokens = metric_new(METRIC_COUNTER, "baton_worker_prompt_tokens_total", "Prompt tokens of requests begun");
+    m->cached_tokens = metric_new(METRIC_COUNTER, "baton_worker_cached_tokens_total", "Prompt tokens found in the prefix cache");
+    m->generated_tokens = metric_new(METRIC_COUNTER, "baton_worker_generated_tokens_total", "Tokens generated");
+    m->preemptions = metric_new(METRIC_COUNTER, "baton_worker_preemptions_total", "Sequences preempted for lack of KV blocks");
+    m->fallbacks = metric_new(METRIC_COUNTER, "baton_worker_prefill_fallbacks_total",
+                              "Prompts computed here because their prefill worker could not");
+    m->kv_in = metric_new(METRIC_COUNTER, "baton_worker_kv_received_bytes_total", "KV received from prefill workers");
+    m->kv_out = metric_new(METRIC_COUNTER, "baton_worker_kv_sent_bytes_total", "KV pushed to decode workers");
+    m->ttft = metric_new(METRIC_HISTOGRAM, "baton_worker_time_to_first_token_seconds", "From arrival here to the first token");
+    m->queue = metric_new(METRIC_HISTOGRAM, "baton_worker_queue_seconds", "From arrival here to the first step");
+    m->step = metric_new(METRIC_HISTOGRAM, "baton_worker_step_seconds", "Duration of a step of the engine");
+    m->step_rows = metric_new(METRIC_COUNTER, "baton_worker_step_rows_total", "Rows (tokens) computed by steps");
+    m->ended = metric_family(METRIC_COUNTER, "baton_worker_ends_total", "Choices and requests that ended, by reason",
+                             "reason", NULL, 0);
+}
+
+static int open_xfer(struct engine *g, struct err *e)
+{
+    const struct engine_config *c = &g->c;
+    struct xfer_cfg x = {.host = c->xfer_host,
+                         .port = c->xfer_port,
+                         .incarnation = c->incarnation,
+                         .secret = c->secret,
+                         .secret_len = c->secret_len,
+                         .shm_dir = c->shm_dir,
+                         .policy = c->xfer_policy,
+                         .pool = c->pool,
+                         .n_blocks = c->n_blocks,
+                         .n_layers = c->kv.n_layers,
+                         .block_bytes = c->kv.block_bytes,
+                         .piece_bytes = c->kv.piece_bytes,
+                         .layout = c->layout};
+    return c->xfer_host ? xfer_new(&x, &g->xfer, e) : 0;
+}
+
+static void engine_free(struct engine *g)
+{
+    for (struct request *r = g->requests; r; r = r->next)
+        request_stop(g, r);
+    if (g->xfer)
+        xfer_free(g->xfer);
+    while (g->requests)
+        request_unlink_free(g, g->requests);
+    while (g->inbounds) {
+        struct inbound *in = g->inbounds;
+        g->inbounds = in->next;
+        free(in->have);
+        free(in->granted);
+        free(in);
+    }
+    for (struct mail *m = g->mail, *next; m; m = next) {
+        next = m->next;
+        free(m->body);
+        free(m);
+    }
+    engine_records_free(g->out);
+    model_work_free(g->work);
+    kv_free(g->kv);
+    sampler_free(g->sampler);
+    step_free(g);
+    free(g->logits);
+    free(g->running);
+    free(g->out_events);
+    close_fdp(&g->wake_fd);
+    pthread_mutex_destroy(&g->lock);
+    free(g);
+}
+
+static struct engine *engine_make(const struct engine_config *c)
+{
+    const struct model_config *mc = model_config(c->model);
+    struct engine *g = xcalloc(1, sizeof *g);
+    g->c = *c;
+    g->role = c->role;
+    g->vocab = mc->vocab;
+    if (mc->eos != MODEL_NO_TOKEN)
+        g->eog[g->n_eog++] = mc->eos;
+    if (mc->eot != MODEL_NO_TOKEN && mc->eot != mc->eos)
+        g->eog[g->n_eog++] = mc->eot;
+    g->context = c->max_context;
+    uint64_t room = (uint64_t)c->n_blocks * c->kv.block_tokens;
+    g->context = room < g->context ? (uint32_t)room : g->context;
+    g->kv = kv_new(c->n_blocks, c->kv.block_tokens);
+    g->sampler = sampler_new(mc->vocab);
+    g->mail_tail = &g->mail;
+    g->out_tail = &g->out;
+    g->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    pthread_mutex_init(&g->lock, NULL);
+    metrics_init(&g->m);
+    snprintf(g->status.check, sizeof g->status.check, "ok");
+    return g;
+}
+
+int engine_start(const struct engine_config *c, struct engine **out, struct err *e)
+{
+    struct engine *g = engine_make(c);
+    struct model_work_options o = {.threads = c->threads,
+                                   .max_rows = c->max_rows,
+                                   .block_tokens = c->kv.block_tokens,
+                                   .kv_dtype = c->kv_dtype,
+                                   .pool_blocks = c->n_blocks};
+    void *logits = NULL;
+    int rc = g->wake_fd < 0 ? err_set(e, errno, "engine: no eventfd") : 0;
+    if (!rc && posix_memalign(&logits, 64, (size_t)c->logit_rows * g->vocab * sizeof(float)))
+        rc = err_set(e, ENOMEM, "engine: no memory for logits");
+    g->logits = logits;
+    rc = rc ? rc : model_work_new(c->model, &o, &g->work, e);
+    rc = rc ? rc : open_xfer(g, e);
+    if (!rc) {
+        g->now_ns = clock_mono_ns();
+        publish(g);
+        g->notify_due = false;
+        int prc = pthread_create(&g->thread, NULL, engine_thread, g);
+        rc = prc ? err_set(e, prc, "engine: no thread") : 0;
+    }
+    if (rc) {
+        engine_free(g);
+        return rc;
+    }
+    *out = g;
+    return 0;
+}
+
+void engine_stop(struct engine *g)
+{
+    if (!g)
+        return;
+    post(g, (struct mail){.kind = MAIL_STOP});
+    pthread_join(g->thread, NULL);
+    engine_free(g);
+}

@@ -1,0 +1,345 @@
+/* One step of the engine: look, schedule, make room, run the model, sample (engine_int.h). */
+#include "lib/base/clock.h"
+#include "lib/base/log.h"
+#include "worker/engine_int.h"
+
+#include <stdlib.h>
+
+#define LOOK_AHEAD        8u   /* waiting sequences that are offered to the scheduler */
+#define STEP_S_ALONE      .25  /* a step lasts about this long at most, */
+#define STEP_S_DECODING   .1   /* and this when answers are running */
+#define STEP_TOKENS_MIN   32u
+#define STEP_TOKENS_FIRST 64u  /* before anything was measured */
+
+static void grow_scratch(struct engine *g, uint32_t want)
+{
+    struct step_scratch *t = &g->scratch;
+    if (want <= t->cap)
+        return;
+    uint32_t old = t->cap;
+    t->cap = 2 * want;
+    t->running = xrealloc(t->running, t->cap * sizeof *t->running);
+    t->waiting = xrealloc(t->waiting, t->cap * sizeof *t->waiting);
+    t->ready = xrealloc(t->ready, t->cap * sizeof *t->ready);
+    t->picks = xrealloc(t->picks, t->cap * sizeof *t->picks);
+    t->expired = xrealloc(t->expired, t->cap * sizeof *t->expired);
+    t->preempted = xrealloc(t->preempted, t->cap * sizeof *t->preempted);
+    t->seqs = xrealloc(t->seqs, t->cap * sizeof *t->seqs);
+    t->segments = xrealloc(t->segments, t->cap * sizeof *t->segments);
+    t->pushes = xrealloc(t->pushes, t->cap * sizeof *t->pushes);
+    memset(t->pushes + old, 0, (t->cap - old) * sizeof *t->pushes);
+    if (!t->hit) {
+        t->cap_hit = g->c.n_blocks;
+        t->hit = xmalloc(t->cap_hit * sizeof *t->hit);
+    }
+}
+
+void step_free(struct engine *g)
+{
+    struct step_scratch *t = &g->scratch;
+    for (uint32_t i = 0; i < t->cap; i++)
+        free(t->pushes[i].pieces);
+    free(t->running);
+    free(t->waiting);
+    free(t->ready);
+    free(t->picks);
+    free(t->expired);
+    free(t->preempted);
+    free(t->seqs);
+    free(t->segments);
+    free(t->pushes);
+    free(t->hit);
+}
+
+/* ---- what the scheduler sees ---- */
+
+static uint32_t own_blocks(const struct engine *g, const struct seq *s)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < s->n_blocks; i++)
+        n += kv_refs(g->kv, s->blocks[i]) == 1;
+    return n;
+}
+
+static struct schedule_seq view(const struct engine *g, const struct seq *s)
+{
+    (void)g;
+    return (struct schedule_seq){.tokens = s->n_tokens,
+                                 .computed = s->computed,
+                                 .blocks = s->n_blocks,
+                                 .deadline_ns = s->req->deadline_ns,
+                                 .pinned = s->req->order_id != 0,
+                                 .logits_everywhere = request_reports_prompt(s->req)};
+}
+
+static void look(struct engine *g, struct schedule_queue *q)
+{
+    struct step_scratch *t = &g->scratch;
+    bool scarce = kv_counts(g->kv).free <= g->n_running;
+    for (uint32_t i = 0; i < g->n_running; i++) {
+        t->running[i] = view(g, g->running[i]);
+        t->running[i].idle_blocks = scarce ? own_blocks(g, g->running[i]) : 0;
+    }
+    uint32_t n = 0;
+    for (struct seq *s = g->waiting; s && n < LOOK_AHEAD; s = s->next) {
+        if (s->req->order_id && !s->req->granted)
+            continue;
+        uint32_t idle, hit = seq_find(s, g->kv, t->hit, t->cap_hit, &idle);
+        t->waiting[n] = view(g, s);
+        t->waiting[n].blocks = hit;
+        t->waiting[n].idle_blocks = idle;
+        t->waiting[n].computed = hit * g->c.kv.block_tokens;
+        t->ready[n++] = s;
+    }
+    *q = (struct schedule_queue){t->running, g->n_running, t->waiting, n};
+}
+
+/* Rows of a step: as many as keep it short, so that answers flow and a client that leaves is noticed. */
+static uint32_t step_tokens(const struct engine *g)
+{
+    bool decoding = false;
+    for (uint32_t i = 0; i < g->n_running && !decoding; i++)
+        decoding = g->running[i]->n_tokens - g->running[i]->computed == 1;
+    double n = (double)g->prefill_tokens_per_s * (decoding ? STEP_S_DECODING : STEP_S_ALONE);
+    uint32_t rows = n > 0 ? (uint32_t)n : STEP_TOKENS_FIRST;
+    rows = rows < STEP_TOKENS_MIN ? STEP_TOKENS_MIN : rows / 16 * 16;
+    rows += decoding ? g->n_running : 0;
+    return rows < g->c.max_rows ? rows : g->c.max_rows;
+}
+
+/* ---- carrying the step out ---- */
+
+static void preempt(struct engine *g, struct seq *s)
+{
+    running_remove(g, s);
+    seq_release(s, g->kv);
+    queue_push_head(g, s);
+    s->req->preemptions++;
+    g->status.load.preemptions_total++;
+    metric_add(g->m.preemptions, 1);
+}
+
+/* Holds the cached prefix before anything is allocated, so that it can't be evicted in between. */
+static void start(struct engine *g, struct seq *s)
+{
+    struct step_scratch *t = &g->scratch;
+    uint32_t idle, bt = g->c.kv.block_tokens, n = seq_find(s, g->kv, t->hit, t->cap_hit, &idle);
+    queue_remove(g, s);
+    for (uint32_t i = 0; i < n; i++) {
+        kv_hold(g->kv, t->hit[i]);
+        seq_add_block(s, t->hit[i]);
+    }
+    s->computed = n * bt;
+    s->n_named = n;
+    running_add(g, s);
+    if (s->req->started_ns)
+        return;
+    s->req->started_ns = g->now_ns;
+    s->req->cached_tokens = n * bt;
+    g->status.load.cached_tokens_total += n * bt;
+    g->status.load.prompt_tokens_total += s->n_tokens;
+    metric_add(g->m.cached_tokens, n * bt);
+    metric_add(g->m.prompt_tokens, s->n_tokens);
+    metric_observe(g->m.queue, (double)(g->now_ns - s->req->arrived_ns) / 1e9);
+}
+
+static void carry_out(struct engine *g, const struct schedule_step *step)
+{
+    struct step_scratch *t = &g->scratch;
+    struct seq *expired[LOOK_AHEAD + 1];
+    uint32_t n_expired = 0;
+    for (uint32_t i = 0; i < step->n_picks; i++)
+        t->seqs[i] = step->picks[i].admitted ? t->ready[step->picks[i].index]
+                                             : g->running[step->picks[i].index];
+    for (uint32_t i = 0; i < step->n_expired && n_expired <= LOOK_AHEAD; i++)
+        expired[n_expired++] = step->expired[i].admitted ? t->ready[step->expired[i].index]
+                                                         : g->running[step->expired[i].index];
+    for (uint32_t i = 0; i < step->n_preempted; i++)
+        preempt(g, g->running[step->preempted[i]]); /* youngest first: indexes stay valid */
+    for (uint32_t i = 0; i < step->n_picks; i++)
+        if (step->picks[i].admitted)
+            start(g, t->seqs[i]);
+    for (uint32_t i = 0; i < step->n_picks; i++) {
+        struct seq *s = t->seqs[i];
+        bool whole = step->picks[i].admitted && s->req->order_id;
+        bool ok = seq_grow(s, g->kv, whole ? s->n_tokens : s->computed + step->picks[i].tokens);
+        ASSERT(ok); /* the scheduler counted the blocks */
+        if (whole)
+            handover_prefix(g, s);
+    }
+    for (uint32_t i = 0; i < n_expired; i++)
+        emit_error(g, expired[i]->req, 504, "deadline_exceeded", "the request's deadline passed", false);
+}
+
+static void on_layer(void *ctx, uint32_t layer)
+{
+    struct engine *g = ctx;
+    for (uint32_t i = 0; i < g->scratch.n_pushes; i++)
+        handover_layer(g, &g->scratch.pushes[i], layer);
+}
+
+static int forward(struct engine *g, const struct schedule_step *step, struct err *e)
+{
+    struct step_scratch *t = &g->scratch;
+    t->n_pushes = 0;
+    for (uint32_t i = 0; i < step->n_picks; i++) {
+        struct seq *s = t->seqs[i];
+        uint32_t n = step->picks[i].tokens;
+        bool last = s->computed + n == s->n_tokens;
+        t->segments[i] = (struct model_segment){
+            .tokens = s->tokens + s->computed,
+            .n_tokens = n,
+            .start = s->computed,
+            .blocks = s->blocks,
+            .n_blocks = s->n_blocks,
+            .logits_from = request_reports_prompt(s->req) ? 0 : last ? n - 1 : n};
+        if (s->req->order_id)
+            handover_chunk(g, s, n, &t->pushes[t->n_pushes++]);
+    }
+    struct model_batch b = {.segments = t->segments,
+                            .n_segments = step->n_picks,
+                            .logits = g->logits,
+                            .logits_rows = g->c.logit_rows,
+                            .layer_done = t->n_pushes ? on_layer : NULL,
+                            .ctx = g};
+    return model_forward(g->c.model, g->work, g->c.pool.base, &b, e);
+}
+
+static void measure(struct engine *g, const struct schedule_step *step, double seconds)
+{
+    uint32_t prompt = 0;
+    for (uint32_t i = 0; i < step->n_picks; i++)
+        prompt += step->picks[i].tokens > 1 ? step->picks[i].tokens : 0;
+    metric_observe(g->m.step, seconds);
+    metric_add(g->m.step_rows, step->rows);
+    if (prompt == 0)
+        g->decode_step_s += (g->decode_step_s > 0 ? .1f : 1) * ((float)seconds - g->decode_step_s);
+    if (prompt < STEP_TOKENS_MIN / 2)
+        return;
+    float rate = (float)(step->rows / seconds);
+    g->prefill_tokens_per_s += (g->prefill_tokens_per_s > 0 ? .2f : 1) * (rate - g->prefill_tokens_per_s);
+}
+
+/* ---- what comes out of it ---- */
+
+void step_fork(struct engine *g, struct seq *s)
+{
+    struct seq *first = &s->req->seqs[0];
+    uint32_t bt = g->c.kv.block_tokens, full = first->computed / bt;
+    if (s->state == SEQ_ENDED)
+        return;
+    uint32_t copy = first->computed % bt ? kv_alloc(g->kv) : KV_NONE;
+    if (first->computed % bt && copy == KV_NONE) { /* as if it had been preempted */
+        queue_push_head(g, s);
+        return;
+    }
+    for (uint32_t i = 0; i < full; i++) {
+        kv_hold(g->kv, first->blocks[i]);
+        seq_add_block(s, first->blocks[i]);
+    }
+    if (copy != KV_NONE) {
+        size_t n = g->c.kv.block_bytes;
+        memcpy(g->c.pool.base + copy * n, g->c.pool.base + first->blocks[full] * n, n);
+        seq_add_block(s, copy);
+    }
+    s->computed = first->computed;
+    s->n_named = first->n_named;
+    running_add(g, s);
+}
+
+static bool sample_one(struct engine *g, struct seq *s, const float *logits)
+{
+    struct sample_in in = {&s->req->wire, s->tokens, s->n_tokens, s->choice, g->eog, g->n_eog};
+    uint32_t id = 0;
+    if (sample_token(g->sampler, &in, logits, &id)) {
+        emit_error(g, s->req, 500, "not_finite", "the model's output is not a number", true);
+        return false;
+    }
+    emit_token(g, s, id, logits);
+    return true;
+}
+
+/* The prompt is done: the first token of every choice, from one row. The others fork before choice 0 can end. */
+static void first_tokens(struct engine *g, struct seq *s, const float *logits)
+{
+    struct request *r = s->req;
+    for (uint16_t i = 1; i < r->wire.n; i++) {
+        if (!sample_one(g, &r->seqs[i], logits))
+            return;
+        if (!r->order_id)
+            step_fork(g, &r->seqs[i]);
+    }
+    if (sample_one(g, s, logits) && r->order_id)
+        handover_done(g, r);
+}
+
+/* Only the prompt was wanted (echo with max_tokens 0). */
+static void finish_all(struct engine *g, struct request *r)
+{
+    for (uint16_t i = 0; i < r->wire.n; i++)
+        emit_finish(g, &r->seqs[i], WIRE_FINISH_LENGTH);
+}
+
+static void take_result(struct engine *g, struct seq *s, uint32_t n, const float *rows)
+{
+    struct request *r = s->req;
+    bool everywhere = request_reports_prompt(r);
+    for (uint32_t i = 0; everywhere && i < n; i++)
+        emit_prompt(g, s, s->computed + i, rows + (size_t)i * g->vocab);
+    s->computed += n;
+    seq_name_blocks(s, g->kv);
+    if (s->computed < s->n_tokens)
+        return;
+    const float *last = everywhere ? rows + (size_t)(n - 1) * g->vocab : rows;
+    if (request_generated(s) >= r->wire.max_tokens)
+        finish_all(g, r);
+    else if (r->wire.n > 1 && r->seqs[1].state == SEQ_UNBORN && s->choice == 0)
+        first_tokens(g, s, last);
+    else if (sample_one(g, s, last) && r->order_id)
+        handover_done(g, r);
+}
+
+static void take_results(struct engine *g, const struct schedule_step *step)
+{
+    struct step_scratch *t = &g->scratch;
+    const float *row = g->logits;
+    for (uint32_t i = 0; i < step->n_picks; i++) {
+        const struct model_segment *seg = &t->segments[i];
+        struct seq *s = t->seqs[i];
+        if (!s->req->ended && !s->req->closed && s->state == SEQ_RUNNING)
+            take_result(g, s, seg->n_tokens, row);
+        row += (size_t)(seg->n_tokens - seg->logits_from) * g->vocab;
+    }
+}
+
+bool step_run(struct engine *g)
+{
+    struct step_scratch *t = &g->scratch;
+    struct schedule_queue q;
+    grow_scratch(g, g->n_running + LOOK_AHEAD + 1);
+    look(g, &q);
+    struct schedule_limits limits = {.step_tokens = step_tokens(g),
+                                     .logit_rows = g->c.logit_rows,
+                                     .max_running = g->c.max_running,
+                                     .block_tokens = g->c.kv.block_tokens,
+                                     .spare_blocks = g->n_running};
+    struct schedule_kv kv = {kv_counts(g->kv).free};
+    struct schedule_step step = {.picks = t->picks, .preempted = t->preempted, .expired = t->expired};
+    schedule(&limits, &q, &kv, g->now_ns, &step);
+    carry_out(g, &step);
+    if (!step.n_picks)
+        return step.n_preempted || step.n_expired;
+    struct err e = {0};
+    uint64_t t0 = clock_mono_ns();
+    int rc = forward(g, &step, &e);
+    if (rc) {
+        log_error("the model could not run a step", LERR(&e));
+        for (uint32_t i = 0; i < step.n_picks; i++)
+            emit_error(g, t->seqs[i]->req, 500, "engine_failed", e.msg, true);
+        return true;
+    }
+    measure(g, &step, (double)(clock_mono_ns() - t0) / 1e9);
+    g->status.steps++;
+    take_results(g, &step);
+    return true;
+}
