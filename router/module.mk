@@ -1,3 +1,5 @@
 MODULES += router
 router_DEPS := lib/kube lib/llm lib/decide lib/wire lib/io
+router_PKGS := openssl
 router_PROG := baton-router
+$(BUILD)/router/page.o: router/chat.html

@@ -1,0 +1,186 @@
+#include "router/model.h"
+
+#include "lib/json/json.h"
+#include "lib/llm/gguf.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+
+#define MAX_CONFIG_BYTES (4u << 20)
+
+struct load {
+    uv_work_t work;
+    char *source;
+    struct model *model;
+    struct err err;
+    model_done_fn done;
+    void *ctx;
+};
+
+static uint32_t key_u32(const struct gguf *g, struct str arch, const char *suffix, uint32_t dflt)
+{
+    char key[128];
+    uint64_t v;
+    snprintf(key, sizeof key, STR_FMT ".%s", STR_ARG(arch), suffix);
+    return gguf_u64(g, key, &v) || v > UINT32_MAX ? dflt : (uint32_t)v;
+}
+
+static int shape_of_gguf(const char *path, struct model *m, struct err *e)
+{
+    struct gguf *g;
+    struct str arch;
+    int rc = gguf_open(path, &g, e);
+    if (rc)
+        return rc;
+    if (gguf_str(g, "general.architecture", &arch)) {
+        gguf_free(g);
+        return err_set(e, EINVAL, "%s: general.architecture is missing", path);
+    }
+    struct cost_shape *s = &m->shape;
+    m->max_context = key_u32(g, arch, "context_length", 0);
+    s->layers = key_u32(g, arch, "block_count", 0);
+    s->heads = key_u32(g, arch, "attention.head_count", 1);
+    s->kv_heads = key_u32(g, arch, "attention.head_count_kv", s->heads);
+    uint32_t width = key_u32(g, arch, "embedding_length", 0);
+    s->head_dim = key_u32(g, arch, "attention.key_length", s->heads ? width / s->heads : 0);
+    for (size_t i = 0; i < gguf_n_tensors(g); i++) {
+        const struct gguf_tensor *t = gguf_tensor_at(g, i);
+        s->weight_bytes += (double)t->bytes;
+        s->params += (double)t->ne[0] * (double)t->ne[1] * (double)t->ne[2] * (double)t->ne[3];
+    }
+    gguf_free(g);
+    return 0;
+}
+
+static int shape_of_config(const char *path, struct model *m, struct err *e)
+{
+    CLEANUP(json_decrefp) json_t *o = json_parse_file(path, MAX_CONFIG_BYTES, e);
+    if (!o)
+        return -e->code;
+    struct cost_shape *s = &m->shape;
+    m->max_context = (uint32_t)json_int_at(o, "max_position_embeddings", 0);
+    s->layers = (uint32_t)json_int_at(o, "num_hidden_layers", 0);
+    s->heads = (uint32_t)json_int_at(o, "num_attention_heads", 1);
+    s->kv_heads = (uint32_t)json_int_at(o, "num_key_value_heads", s->heads);
+    int64_t width = json_int_at(o, "hidden_size", 0);
+    s->head_dim = (uint32_t)json_int_at(o, "head_dim", s->heads ? width / s->heads : 0);
+    double ffn = json_num_at(o, "intermediate_size", 4.0 * (double)width);
+    s->params = s->layers * (double)width * (4.0 * (double)width + 3 * ffn) +
+                2.0 * (double)width * json_num_at(o, "vocab_size", 0);
+    s->weight_bytes = 2 * s->params;
+    return 0;
+}
+
+/* The only *.gguf of a folder on the heap, or NULL. */
+static char *gguf_in(const char *dir)
+{
+    DIR *d = opendir(dir);
+    char *found = NULL;
+    for (struct dirent *x; d && (x = readdir(d));) {
+        if (!str_ends(str_c(x->d_name), STR(".gguf")))
+            continue;
+        free(found);
+        found = xasprintf("%s/%s", dir, x->d_name);
+    }
+    if (d)
+        closedir(d);
+    return found;
+}
+
+static int read_shape(const char *path, struct model *m, struct err *e)
+{
+    struct stat st;
+    if (stat(path, &st))
+        return err_set(e, errno, "%s: %s", path, strerror(errno));
+    if (!S_ISDIR(st.st_mode))
+        return str_ends(str_c(path), STR(".json")) ? 0 : shape_of_gguf(path, m, e);
+    CLEANUP(free_charp) char *gguf = gguf_in(path);
+    if (gguf)
+        return shape_of_gguf(gguf, m, e);
+    CLEANUP(free_charp) char *config = xasprintf("%s/config.json", path);
+    return shape_of_config(config, m, e);
+}
+
+static void compile_chat(struct model *m)
+{
+    struct str source = tokenizer_chat_template(m->tokenizer);
+    struct err e = {0};
+    if (!source.n)
+        snprintf(m->chat_error, sizeof m->chat_error, "%s", chat_template_missing);
+    else if (chat_template_new(source, &m->chat, &e))
+        snprintf(m->chat_error, sizeof m->chat_error, "the model's chat template: %.200s", e.msg);
+}
+
+static int read_model(const char *source, struct model *m, struct err *e)
+{
+    struct str path = str_c(source);
+    if (str_starts(path, STR("file://")))
+        path = str_c(source + 7);
+    else if (memmem(source, strlen(source), "://", 3))
+        return err_set(e, ENOTSUP,
+                       "the router reads tokenizers from file:// sources; \"%.200s\" is not one",
+                       source);
+    int rc = tokenizer_open(path.p, &m->tokenizer, e);
+    rc = rc ? rc : read_shape(path.p, m, e);
+    if (rc)
+        return rc;
+    if (!m->max_context || m->max_context > 1u << 20)
+        m->max_context = 1u << 20;
+    m->shape.kv_element_bytes = 2;
+    compile_chat(m);
+    return 0;
+}
+
+static void on_work(uv_work_t *w)
+{
+    struct load *l = w->data;
+    struct model *m = xcalloc(1, sizeof *m);
+    m->refs = 1;
+    if (read_model(l->source, m, &l->err))
+        model_unref(m);
+    else
+        l->model = m;
+}
+
+static void on_after(uv_work_t *w, int status)
+{
+    struct load *l = w->data;
+    if (status)
+        err_set(&l->err, ECANCELED, "loading was cancelled");
+    l->done(l->model, &l->err, l->ctx);
+    free(l->source);
+    free(l);
+}
+
+int model_load(uv_loop_t *loop, const char *source, model_done_fn done, void *ctx)
+{
+    struct load *l = xcalloc(1, sizeof *l);
+    l->work.data = l;
+    l->source = xstrdup(source);
+    l->done = done;
+    l->ctx = ctx;
+    int rc = uv_queue_work(loop, &l->work, on_work, on_after);
+    if (rc) {
+        free(l->source);
+        free(l);
+    }
+    return rc;
+}
+
+struct model *model_ref(struct model *m)
+{
+    m->refs++;
+    return m;
+}
+
+void model_unref(struct model *m)
+{
+    if (!m || --m->refs)
+        return;
+    tokenizer_free(m->tokenizer);
+    chat_template_free(m->chat);
+    free(m);
+}

@@ -1,0 +1,24 @@
+/* model.h: what the router needs of a model's files: tokenizer, chat template, context length and shape. Loaded on a
+ * thread of libuv's pool (a vocabulary takes up to a second), then constant and shared by reference count: requests that
+ * run keep theirs when the deployment changes. Counts are touched on the loop's thread only. */
+#pragma once
+#include "lib/cost/predict.h"
+#include "lib/llm/template.h"
+#include "lib/llm/tokenizer.h"
+
+#include <uv.h>
+
+struct model {
+    unsigned refs;
+    struct tokenizer *tokenizer;
+    struct chat_template *chat; /* NULL: the model has none; chat_error says why */
+    char chat_error[256];
+    uint32_t max_context; /* tokens */
+    struct cost_shape shape;
+};
+
+/* done() is called once on the loop's thread with a new reference, or NULL and the error. */
+typedef void (*model_done_fn)(struct model *m, const struct err *e, void *ctx);
+int model_load(uv_loop_t *loop, const char *source, model_done_fn done, void *ctx) MUST_CHECK;
+struct model *model_ref(struct model *m);
+void model_unref(struct model *m); /* NULL is fine */
