@@ -1,0 +1,35 @@
+/* reconcile_int.h: what the files of reconcile share. One pass's working state; lives for one call of reconcile(). */
+#pragma once
+#include "lib/decide/reconcile.h"
+
+/* A pod and what this pass has decided about it. */
+struct rec_slot {
+    const struct rec_pod *pod;
+    enum rec_role role; /* after flips */
+    bool gone;          /* this pass deletes it */
+    bool flipped;
+};
+
+struct rec {
+    const struct rec_snapshot *s;
+    uint64_t now;
+    struct arena *arena;
+    struct rec_plan *plan;
+    bool oom;
+    int32_t want[REC_ROLES];
+    struct rec_slot *slots;
+    uint64_t name_seed, names;
+    const char *reject_reason, *reject_message; /* not accepted */
+};
+
+/* A zeroed action appended to the plan. Never NULL: past the arena's maximum it is a scratch one and r->oom is set. */
+struct rec_action *rec_add(struct rec *r, enum rec_kind kind, enum rec_role role, const char *why);
+const char *rec_text(struct rec *r, const char *fmt, ...) PRINTF_LIKE(2, 3);
+void rec_requeue(struct rec *r, uint64_t at_ns);
+
+void rec_pools(struct rec *r);  /* fills r->want */
+void rec_pods(struct rec *r);
+void rec_status(struct rec *r);
+
+bool rec_live(const struct rec_pod *p);                       /* counts in its role */
+bool rec_current(const struct rec *r, const struct rec_pod *p, enum rec_role role); /* has the role's revision */

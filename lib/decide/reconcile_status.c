@@ -1,0 +1,158 @@
+#include "lib/decide/reconcile_int.h"
+
+static bool same(const char *a, const char *b)
+{
+    return strcmp(a ? a : "", b ? b : "") == 0;
+}
+
+static struct rec_counts count(const struct rec *r, enum rec_role role)
+{
+    struct rec_counts c = {.desired = r->want[role]};
+    for (size_t i = 0; i < r->s->n_pods; i++) {
+        const struct rec_pod *p = &r->s->pods[i];
+        if (p->role != role || !rec_live(p))
+            continue;
+        c.current++;
+        c.ready += p->ready;
+        c.updated += rec_current(r, p, role);
+    }
+    return c;
+}
+
+/* lastTransitionTime moves only with the status. */
+static void set(const struct rec *r, struct rec_condition *out, const struct rec_condition *old, const char *type,
+                bool holds, const char *reason, const char *message, int64_t generation)
+{
+    const char *status = holds ? "True" : "False";
+    bool kept = old->type && same(old->status, status) && old->since_ns;
+    *out = (struct rec_condition){type,   status, reason, message, kept ? old->since_ns : r->now,
+                                  generation};
+}
+
+static bool condition_changed(const struct rec_condition *a, const struct rec_condition *b)
+{
+    return !a->type || !same(a->status, b->status) || !same(a->reason, b->reason) ||
+           !same(a->message, b->message) || a->observed_generation != b->observed_generation;
+}
+
+struct view {
+    int32_t desired, ready, old, missing, draining;
+    const struct rec_pod *unschedulable, *troubled;
+    enum rec_role lacking; /* the first role with too few ready pods */
+};
+
+static struct view look(const struct rec *r)
+{
+    struct view v = {.lacking = REC_NO_ROLE};
+    for (int i = 0; i < REC_ROLES; i++) {
+        const struct rec_counts *c = &r->plan->counts[i];
+        v.desired += i == REC_STANDBY ? 0 : c->desired;
+        v.ready += i == REC_STANDBY ? 0 : c->ready;
+        v.old += c->current - c->updated;
+        v.missing += c->desired != c->current;
+        if (i != REC_STANDBY && c->ready < c->desired && v.lacking == REC_NO_ROLE)
+            v.lacking = (enum rec_role)i;
+    }
+    for (size_t i = 0; i < r->s->n_pods; i++) {
+        const struct rec_pod *p = &r->s->pods[i];
+        v.draining += p->deleting;
+        if (p->deleting)
+            continue;
+        if (p->unschedulable && !v.unschedulable)
+            v.unschedulable = p;
+        if ((p->failed || p->trouble) && !p->ready && !v.troubled)
+            v.troubled = p;
+    }
+    return v;
+}
+
+static void set_ready(struct rec *r, const struct view *v)
+{
+    const struct rec_condition *old = &r->s->conditions[REC_READY];
+    struct rec_condition *c = &r->plan->conditions[REC_READY];
+    const char *reason, *message;
+    bool ready = false;
+    const struct rec_counts *n = v->lacking == REC_NO_ROLE ? NULL : &r->plan->counts[v->lacking];
+    const char *lack = n ? rec_text(r, "%s: %d of %d ready", rec_role_name(v->lacking), n->ready, n->desired) : "";
+    if (r->reject_reason) {
+        reason = r->reject_reason;
+        message = r->reject_message;
+    } else if (v->desired == 0) {
+        reason = "ScaledToZero";
+        message = "no role has any groups";
+    } else if (n && v->troubled) {
+        reason = v->troubled->failed ? "PodFailed" : "PodCrashing";
+        message = rec_text(r, "%s; pod %s: %s", lack, v->troubled->name,
+                           v->troubled->trouble ? v->troubled->trouble : "it ended");
+    } else if (n && v->unschedulable) {
+        reason = "NoCapacity";
+        message = rec_text(r, "%s; pod %s fits on no node", lack, v->unschedulable->name);
+    } else if (v->old) {
+        reason = "Updating";
+        message = rec_text(r, "%d pods are still of an older revision", v->old);
+    } else if (n) {
+        reason = "PodsNotReady";
+        message = lack;
+    } else {
+        ready = true;
+        reason = "AllReady";
+        message = "every role has its groups ready";
+    }
+    set(r, c, old, "Ready", ready, reason, message, r->s->generation);
+}
+
+static void set_others(struct rec *r, const struct view *v)
+{
+    const struct rec_snapshot *s = r->s;
+    struct rec_condition *c = r->plan->conditions;
+    bool moving = !r->reject_reason && (v->old || v->missing || v->draining);
+    set(r, &c[REC_ACCEPTED], &s->conditions[REC_ACCEPTED], "Accepted", !r->reject_reason,
+        r->reject_reason ? r->reject_reason : "Accepted", r->reject_reason ? r->reject_message : "the spec can be carried out",
+        s->generation);
+    set(r, &c[REC_PROGRESSING], &s->conditions[REC_PROGRESSING], "Progressing", moving,
+        !moving ? "Settled" : v->old ? "RollingOut" : v->draining && !v->missing ? "Draining" : "Scaling",
+        moving ? "pods are being added, replaced or drained" : "there is nothing to change", s->generation);
+    set(r, &c[REC_CAPACITY_LIMITED], &s->conditions[REC_CAPACITY_LIMITED], "CapacityLimited", v->unschedulable,
+        v->unschedulable ? "Unschedulable" : "CapacityFound",
+        v->unschedulable ? rec_text(r, "pod %s fits on no node", v->unschedulable->name) : "every pod has a node",
+        s->generation);
+}
+
+static void pool_status(struct rec *r, enum rec_role role)
+{
+    const struct rec_pool *p = &r->s->roles[role].pool;
+    const struct rec_counts *c = &r->plan->counts[role];
+    struct rec_condition *ready = &r->plan->pool_ready[role];
+    if (!r->s->roles[role].wanted || !p->exists || !p->ours || p->deleting)
+        return;
+    bool ok = c->ready >= c->desired && c->current == c->updated;
+    set(r, ready, &p->ready, "Ready", ok, ok ? "AllReady" : c->current == c->updated ? "PodsNotReady" : "Updating",
+        rec_text(r, "%d of %d ready", c->ready, c->desired), p->generation);
+    bool changed = p->status_replicas != c->current || p->ready_replicas != c->ready ||
+                   p->updated_replicas != c->updated || p->observed_generation != p->generation ||
+                   !same(p->selector, rec_selector(r->arena, r->s->name, role)) || condition_changed(&p->ready, ready);
+    if (changed)
+        rec_add(r, REC_POOL_STATUS, role, "counts changed");
+}
+
+void rec_status(struct rec *r)
+{
+    const struct rec_snapshot *s = r->s;
+    struct rec_plan *plan = r->plan;
+    bool changed = s->observed_generation != s->generation || !same(s->status_url, s->url);
+    for (int i = 0; i < REC_ROLES; i++) {
+        plan->counts[i] = count(r, (enum rec_role)i);
+        changed |= i != REC_STANDBY && memcmp(&plan->counts[i], &s->counts[i], sizeof *plan->counts) != 0;
+    }
+    plan->revision = s->roles[s->roles[REC_UNIFIED].wanted ? REC_UNIFIED : REC_DECODE].revision;
+    changed |= !same(s->status_revision, plan->revision);
+    struct view v = look(r);
+    set_ready(r, &v);
+    set_others(r, &v);
+    for (int i = 0; i < REC_CONDITIONS; i++)
+        changed |= condition_changed(&s->conditions[i], &plan->conditions[i]);
+    for (int i = 0; i < REC_STANDBY; i++)
+        pool_status(r, (enum rec_role)i);
+    if (changed)
+        rec_add(r, REC_STATUS, REC_NO_ROLE, "status changed");
+}
