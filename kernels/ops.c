@@ -19,13 +19,21 @@ bool mat_form_is_float(enum mat_form form)
     return form == MAT_F32 || form == MAT_F16 || form == MAT_BF16;
 }
 
+enum act_kind mat_act(enum mat_form form)
+{
+    if (mat_form_is_float(form))
+        return ACT_FLOAT;
+    return form == MAT_N4MF || form == MAT_I8MF || form == MAT_I8B16 ? ACT_K : ACT_32;
+}
+
 void mat_shape(enum mat_form form, uint32_t rows, uint32_t cols, struct mat_shape *out)
 {
     static const struct {
         uint32_t code, scale, min;
     } sizes[] = {
         [MAT_N4] = {256, 32, 0},     [MAT_N4M] = {256, 32, 32}, [MAT_N4MF] = {256, 64, 64},
-        [MAT_I8] = {512, 32, 0},     [MAT_I8MF] = {512, 64, 64}, [MAT_I8B16] = {512, 128, 0},
+        [MAT_I8] = {512, 32, 0},     [MAT_I8M] = {512, 32, 32},  [MAT_I8MF] = {512, 64, 64},
+        [MAT_I8B16] = {512, 128, 0},
     };
     ASSERT(mat_form_ok(form));
     struct mat_shape s = {.groups = (rows + GROUP_ROWS - 1) / GROUP_ROWS,

@@ -6,13 +6,14 @@
  *   lanes    a reduction over a row keeps 16 partial results (element i goes to lane i % 16, in order, by fma), then adds
  *            lane i and i+8, i and i+4, i and i+2, i and i+1.
  *   matmul   quantised: for each block of 32 columns (16 for MAT_I8B16) in order, the integer dot product (exact), times
- *            (weight scale x activation scale) by fma, then the minimum times (activation scale x sum) by fma.
+ *            (weight scale x activation scale) by fma, then the minimum times the activations' scaled sum by fma.
  *            float: fma over the columns in order.
  *   attention: windows of 32 positions aligned to position 0, online softmax; scores are fma over dims in order.
  * Files are compiled with -ffp-contract=off: an fma happens where the text says so.
  *
- * Activations are quantised to 15 bits a value with one f32 scale for 32 columns: q = 128 h + l, h and l int8, so that a
- * dot product is two byte dot products. Their error is 1/128 of that of the usual 8 bits: it vanishes beside the weights'.
+ * Activations are quantised to 8 bits as GGUF's companion formats are (Q8_0 and Q8_1: 32 columns, f16 scale and sum; Q8_K:
+ * 256 columns, f32 scale; ggml-quants.c), because a model's greedy text is only the same as llama.cpp's where the rounding
+ * of activations is: its error is far above that of any order of summation. Attention and GELU round to f16 where ggml does.
  *
  * Threads: operations are pure functions of their arguments; callers split rows or groups. Pointers are 64-byte aligned
  * unless said otherwise. Shapes: [rows, cols], row-major.
@@ -26,7 +27,8 @@
 #define BLOCK_COLS 32u
 #define ATTN_WINDOW 32u
 #define HEAD_DIM_MAX 512u
-#define ACT_STEPS 16256.0f /* 127 x 128: the largest quantised activation */
+#define ACT_STEPS 127.0f /* the largest quantised activation */
+#define ACT_COLS_K 256u  /* columns that share a scale in ACT_K */
 
 /* How a matrix lies in memory. A group of 16 rows is one record: codes, then scales, then minima, each part padded to 64
  * bytes. Codes: for each block of 32 columns, 4 columns of 16 rows are one 64-byte vector [row][4 columns]; 8 vectors a
@@ -37,7 +39,8 @@ enum mat_form {
     MAT_N4M,    /* 4-bit codes, f16 scales and minima:      Q4_1 */
     MAT_N4MF,   /* 4-bit codes, f32 scales and minima:      Q4_K */
     MAT_I8,     /* 8-bit codes, zero 128, f16 scales:       Q8_0, Q5_0 */
-    MAT_I8MF,   /* 8-bit codes, f32 scales and minima:      Q5_1, Q5_K */
+    MAT_I8M,    /* 8-bit codes, f16 scales and minima:      Q5_1 */
+    MAT_I8MF,   /* 8-bit codes, f32 scales and minima:      Q5_K */
     MAT_I8B16,  /* 8-bit codes, zero 128, f32 scales of 16: Q6_K */
     MAT_F32,    /* [column][row] floats */
     MAT_F16,
@@ -63,21 +66,30 @@ bool mat_form_is_float(enum mat_form form);
 void mat_shape(enum mat_form form, uint32_t rows, uint32_t cols, struct mat_shape *out);
 size_t mat_bytes(enum mat_form form, uint32_t rows, uint32_t cols);
 
-/* Quantised activations of one block of 32 columns, beside its 64 bytes of codes (32 h, then 32 l). */
+/* How activations are quantised, by the form of the matrix that they meet. */
+enum act_kind {
+    ACT_32, /* forms with f16 scales */
+    ACT_K,  /* forms with f32 scales: of K-quants, whose rows are whole blocks of 256 */
+    ACT_KINDS,
+    ACT_FLOAT = ACT_KINDS, /* not at all */
+};
+enum act_kind mat_act(enum mat_form form);
+
+/* One block of 32 columns, beside its 32 codes. */
 struct act_block {
     float scale;
-    float scaled_sum;      /* scale x the sum of the codes */
-    int32_t neg_sum;       /* minus the sum of the codes */
-    int32_t neg_sum16[2];  /* the same for each half */
+    float scaled_sum;     /* scale x the sum of the codes */
+    int32_t neg_sum;      /* minus the sum of the codes */
+    int32_t neg_sum16[2]; /* the same for each half */
     int32_t pad[3];
 };
 
-/* Rows of activations: f32, and (unless every matrix is float) quantised. */
+/* Rows of activations: f32, and in the kinds that the matrices need. */
 struct acts {
     const float *x;
     size_t ldx; /* floats between rows */
-    const int8_t *codes;           /* [rows, blocks, 64] */
-    const struct act_block *blocks; /* [rows, blocks] */
+    const int8_t *codes[ACT_KINDS];            /* [rows, blocks, 32] */
+    const struct act_block *blocks[ACT_KINDS]; /* [rows, blocks] */
     uint32_t n_blocks;
 };
 
@@ -103,14 +115,15 @@ struct kernel_ops {
     /* y[i] = x[i] * (1 / sqrt(mean(x^2) + eps)) * w[i]; y may be x. No alignment needed. */
     void (*rms_norm)(const float *x, const float *w, float eps, uint32_t n, float *y);
     /* One row; columns past n up to a whole block are zero. x needs no alignment. */
-    void (*quantize)(const float *x, uint32_t n, int8_t *codes, struct act_block *blocks);
+    void (*quantize)(enum act_kind kind, const float *x, uint32_t n, int8_t *codes, struct act_block *blocks);
     /* y[t * ldy + row] for rows of groups [g0, g1) and tokens [0, n). */
     void (*matmul)(const struct mat *m, uint32_t g0, uint32_t g1, const struct acts *x, uint32_t n,
                    float *y, size_t ldy);
     void (*swiglu)(const float *gate, const float *up, uint32_t n, float *out); /* silu(gate) * up */
-    void (*geglu)(const float *gate, const float *up, uint32_t n, float *out);  /* gelu_tanh(gate) * up */
+    void (*geglu)(const float *gate, const float *up, uint32_t n, float *out);  /* f16(gelu_tanh(f16(gate))) * up */
     void (*add)(float *x, const float *y, uint32_t n);        /* x += y */
     void (*scale)(float *x, float s, uint32_t n);             /* x *= s */
+    void (*scale_f16)(float *x, float s, uint32_t n);         /* x = f16(x) * s */
     void (*attention)(const struct attn *a);
     void (*to_f16)(const float *x, uint16_t *out, uint32_t n); /* nearest even */
     /* The greatest of n, and the sum of exp(x[i] - max) in f64: lanes as above, of 8-byte floats. */

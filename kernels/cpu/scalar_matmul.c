@@ -1,34 +1,45 @@
 /* Quantisation of activations and matrix products. */
 #include "kernels/cpu/scalar.h"
 
-static void quantize_block(const float *x, uint32_t n, int8_t *codes, struct act_block *b)
+/* Codes and sums of up to 32 columns, all multiplied by `inv`. */
+static void quantize_block(const float *x, uint32_t n, float inv, int8_t *codes, struct act_block *b)
 {
-    float amax = 0;
-    for (uint32_t i = 0; i < n; i++)
-        amax = fabsf(x[i]) > amax ? fabsf(x[i]) : amax;
-    float inv = amax > 1e-30f ? ACT_STEPS / amax : 0.0f;
     int32_t sum[2] = {0, 0};
     for (uint32_t i = 0; i < BLOCK_COLS; i++) {
         float v = i < n ? rintf(x[i] * inv) : 0.0f;
         v = v < ACT_STEPS ? v : ACT_STEPS;
         v = v > -ACT_STEPS ? v : -ACT_STEPS;
-        int32_t q = (int32_t)v, h = (q + 64) >> 7;
-        codes[i] = (int8_t)h;
-        codes[BLOCK_COLS + i] = (int8_t)(q - h * 128);
-        sum[i / 16] += q;
+        codes[i] = (int8_t)v;
+        sum[i / 16] += codes[i];
     }
-    float scale = amax > 1e-30f ? amax / ACT_STEPS : 0.0f;
-    *b = (struct act_block){.scale = scale,
-                            .scaled_sum = scale * (float)(sum[0] + sum[1]),
-                            .neg_sum = -(sum[0] + sum[1]),
-                            .neg_sum16 = {-sum[0], -sum[1]}};
+    *b = (struct act_block){.neg_sum = -(sum[0] + sum[1]), .neg_sum16 = {-sum[0], -sum[1]}};
 }
 
-void scalar_quantize(const float *x, uint32_t n, int8_t *codes, struct act_block *blocks)
+static float abs_max(const float *x, uint32_t n)
 {
-    for (uint32_t i = 0; i < n; i += BLOCK_COLS) {
-        uint32_t left = n - i < BLOCK_COLS ? n - i : BLOCK_COLS;
-        quantize_block(x + i, left, codes + (size_t)i * 2, &blocks[i / BLOCK_COLS]);
+    float m = 0;
+    for (uint32_t i = 0; i < n; i++)
+        m = fabsf(x[i]) > m ? fabsf(x[i]) : m;
+    return m;
+}
+
+void scalar_quantize(enum act_kind kind, const float *x, uint32_t n, int8_t *codes, struct act_block *blocks)
+{
+    uint32_t step = kind == ACT_K ? ACT_COLS_K : BLOCK_COLS;
+    for (uint32_t i = 0; i < n; i += step) {
+        uint32_t end = n - i < step ? n : i + step;
+        float max = abs_max(x + i, end - i), inv = max > 1e-30f ? ACT_STEPS / max : 0.0f;
+        float scale = kind == ACT_K ? 1.0f / inv : max / ACT_STEPS;
+        if (inv == 0.0f)
+            scale = 0.0f;
+        for (uint32_t c = i; c < end; c += BLOCK_COLS) {
+            struct act_block *b = &blocks[c / BLOCK_COLS];
+            quantize_block(x + c, end - c < BLOCK_COLS ? end - c : BLOCK_COLS, inv, codes + c, b);
+            b->scale = kind == ACT_K ? scale : f16_to_f32(f32_to_f16(scale));
+            b->scaled_sum = scale * (float)-b->neg_sum;
+            if (kind != ACT_K)
+                b->scaled_sum = f16_to_f32(f32_to_f16(b->scaled_sum));
+        }
     }
 }
 
@@ -56,12 +67,10 @@ static void row_codes(const uint8_t *p, bool nibbles, uint32_t lane, int32_t out
 
 static int32_t dot(const int32_t *w, const int8_t *x, uint32_t from, uint32_t to)
 {
-    int32_t h = 0, l = 0;
-    for (uint32_t c = from; c < to; c++) {
-        h += w[c] * x[c];
-        l += w[c] * x[BLOCK_COLS + c];
-    }
-    return h * 128 + l;
+    int32_t sum = 0;
+    for (uint32_t c = from; c < to; c++)
+        sum += w[c] * x[c];
+    return sum;
 }
 
 static float quantised_row(const struct mat *m, const struct mat_shape *s, const uint8_t *rec, uint32_t lane,
@@ -70,7 +79,7 @@ static float quantised_row(const struct mat *m, const struct mat_shape *s, const
     bool f32 = s->scale_bytes >= 64, nibbles = s->code_bytes == 256;
     int32_t zero = m->form == MAT_N4 ? 8 : s->mins_at ? 0 : 128;
     float acc = 0;
-    for (uint32_t b = 0; b < s->blocks; b++, codes += 64, xb++) {
+    for (uint32_t b = 0; b < s->blocks; b++, codes += BLOCK_COLS, xb++) {
         int32_t w[BLOCK_COLS];
         row_codes(rec + (size_t)b * s->code_bytes, nibbles, lane, w);
         if (m->form == MAT_I8B16) {
@@ -111,15 +120,16 @@ void scalar_matmul(const struct mat *m, uint32_t g0, uint32_t g1, const struct a
 {
     struct mat_shape s;
     mat_shape(m->form, m->rows, m->cols, &s);
-    bool is_float = mat_form_is_float(m->form);
+    enum act_kind kind = mat_act(m->form);
     for (uint32_t row = g0 * GROUP_ROWS; row < g1 * GROUP_ROWS && row < m->rows; row++) {
         const uint8_t *rec = m->data + row / GROUP_ROWS * s.group_bytes;
         uint32_t lane = row % GROUP_ROWS;
         for (uint32_t t = 0; t < n; t++) {
             size_t at = (size_t)t * x->n_blocks;
-            y[t * ldy + row] = is_float ? float_row(m, rec, lane, x->x + t * x->ldx)
-                                        : quantised_row(m, &s, rec, lane, x->codes + at * 64,
-                                                        x->blocks + at);
+            y[t * ldy + row] = kind == ACT_FLOAT
+                                   ? float_row(m, rec, lane, x->x + t * x->ldx)
+                                   : quantised_row(m, &s, rec, lane, x->codes[kind] + at * BLOCK_COLS,
+                                                   x->blocks[kind] + at);
         }
     }
 }

@@ -10,7 +10,7 @@ static const struct {
 } forms[] = {
     {GGUF_F32, MAT_F32},   {GGUF_F16, MAT_F16},   {GGUF_BF16, MAT_BF16}, {GGUF_Q4_0, MAT_N4},
     {GGUF_Q4_1, MAT_N4M},  {GGUF_Q4_K, MAT_N4MF}, {GGUF_Q5_0, MAT_I8},   {GGUF_Q8_0, MAT_I8},
-    {GGUF_Q5_1, MAT_I8MF}, {GGUF_Q5_K, MAT_I8MF}, {GGUF_Q6_K, MAT_I8B16},
+    {GGUF_Q5_1, MAT_I8M}, {GGUF_Q5_K, MAT_I8MF}, {GGUF_Q6_K, MAT_I8B16},
 };
 
 bool block_form(uint32_t gguf_type, enum mat_form *out)
