@@ -179,4 +179,5 @@ int stop_match_init(struct stop_match *m, const struct str *stop, size_t n, bool
                     struct arena *a) MUST_CHECK;
 /* Returns 1 once a stop string has matched (later input is dropped), 0 before, negative on failure. */
 int stop_match_push(struct stop_match *m, struct str text, struct buf *out) MUST_CHECK;
-int stop_match_flush(struct stop_match *m, struct buf *out) MUST_CHECK; /* end of generation: what is held comes out */
+/* End of generation: what is held comes out. 1 when a stop string stands in it after all. */
+int stop_match_flush(struct stop_match *m, struct buf *out) MUST_CHECK;

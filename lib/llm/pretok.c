@@ -1,6 +1,7 @@
 #include "lib/llm/pretok.h"
 
 #include "lib/base/buf.h"
+#include "lib/llm/unicode_later.h"
 #include "lib/llm/utf8.h"
 
 #define PCRE2_CODE_UNIT_WIDTH 8
@@ -8,32 +9,64 @@
 #include <pcre2.h>
 #include <stdlib.h>
 
-#define MATCH_LIMIT 200000000u
-
 const char pretok_gpt2[] = "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
 
 #define SPACE_SET "\\t-\\r\\x{85}\\p{Z}"
 
-/* \s and \S spelled out as White_Space, in and out of bracket sets. A negated \S inside a set has no plain spelling. */
-static int spell_white_space(struct str pattern, struct buf *out)
+
+/* "\p{L}" at p: its name and length, or 0. */
+static size_t property_at(const char *p, size_t n, struct str *name)
+{
+    const char *end = n > 4 && p[0] == '\\' && (p[1] == 'p' || p[1] == 'P') && p[2] == '{' ? memchr(p, '}', n) : NULL;
+    if (!end)
+        return 0;
+    *name = (struct str){p + 3, (size_t)(end - p) - 3};
+    return (size_t)(end - p) + 1;
+}
+
+/* A property, with the characters that PCRE2's tables are too old for. */
+static int spell_property(struct str whole, struct str name, bool in_set, struct buf *out)
+{
+    const struct unicode_set *u = unicode_later;
+    while (u->name && !str_eq_c(name, u->name))
+        u++;
+    bool negated = whole.p[1] == 'P';
+    if (!u->name || (negated && in_set))
+        return buf_str(out, whole); /* a negated one inside a set has no plain spelling */
+    int rc = in_set ? 0 : buf_cstr(out, negated ? "[^" : "[");
+    if (!rc)
+        rc = buf_printf(out, "\\p{%.*s}", STR_ARG(name));
+    for (size_t i = 0; i < u->n && !rc; i++)
+        rc = buf_printf(out, "\\x{%x}-\\x{%x}", u->range[i].first, u->range[i].last);
+    return rc || in_set ? rc : buf_cstr(out, "]");
+}
+
+static int spell_escape(struct str at, bool in_set, size_t *used, struct buf *out)
+{
+    struct str name;
+    *used = property_at(at.p, at.n, &name);
+    if (*used)
+        return spell_property((struct str){at.p, *used}, name, in_set, out);
+    *used = 2;
+    if (at.p[1] == 's')
+        return buf_cstr(out, in_set ? SPACE_SET : "[" SPACE_SET "]");
+    if (at.p[1] == 'S' && !in_set)
+        return buf_cstr(out, "[^" SPACE_SET "]");
+    return buf_append(out, at.p, 2);
+}
+
+/* Classes spelled out as Hugging Face's regex engine means them: \s as White_Space, \p{..} by newer tables. */
+static int spell_classes(struct str pattern, struct buf *out)
 {
     bool in_set = false;
-    for (size_t i = 0; i < pattern.n; i++) {
+    for (size_t i = 0, used = 1; i < pattern.n; i += used) {
         char c = pattern.p[i];
         int rc;
+        used = 1;
         if (c == '\\' && i + 1 < pattern.n) {
-            char d = pattern.p[++i];
-            if (d == 's')
-                rc = buf_cstr(out, in_set ? SPACE_SET : "[" SPACE_SET "]");
-            else if (d == 'S' && !in_set)
-                rc = buf_cstr(out, "[^" SPACE_SET "]");
-            else
-                rc = buf_printf(out, "\\%c", d);
+            rc = spell_escape((struct str){pattern.p + i, pattern.n - i}, in_set, &used, out);
         } else {
-            if (c == '[')
-                in_set = true;
-            else if (c == ']')
-                in_set = false;
+            in_set = c == '[' || (in_set && c != ']');
             rc = buf_append(out, &c, 1);
         }
         if (rc)
@@ -58,10 +91,10 @@ int pretok_add_regex(struct pretok *p, struct str pattern, enum pretok_behavior 
     if (!s)
         return -E2BIG;
     struct buf text;
-    buf_init(&text, PRETOK_MAX_PATTERN);
-    int rc = spell_white_space(pattern, &text), code;
+    buf_init(&text, 16 * PRETOK_MAX_PATTERN);
+    int rc = spell_classes(pattern, &text), code;
     PCRE2_SIZE at = 0;
-    if (rc) {
+    if (rc || pattern.n > PRETOK_MAX_PATTERN) {
         rc = err_set(e, E2BIG, "the pre-tokenizer's pattern is longer than %d bytes", PRETOK_MAX_PATTERN);
         goto out;
     }

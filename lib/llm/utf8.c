@@ -1,5 +1,7 @@
 #include "lib/llm/utf8.h"
 
+#include "lib/llm/unicode_later.h"
+
 #include <utf8proc.h>
 
 /* Lead byte -> length and the bounds of the second byte (table 3-7). */
@@ -174,7 +176,15 @@ static utf8proc_category_t category(uint32_t cp)
 bool utf8_is_numeric(uint32_t cp)
 {
     utf8proc_category_t c = category(cp);
-    return c == UTF8PROC_CATEGORY_ND || c == UTF8PROC_CATEGORY_NL || c == UTF8PROC_CATEGORY_NO;
+    if (c == UTF8PROC_CATEGORY_ND || c == UTF8PROC_CATEGORY_NL || c == UTF8PROC_CATEGORY_NO)
+        return true;
+    const struct unicode_set *u = unicode_later;
+    while (u->name && strcmp(u->name, "is_numeric") != 0)
+        u++;
+    for (size_t i = 0; i < u->n; i++)
+        if (cp >= u->range[i].first && cp <= u->range[i].last)
+            return true;
+    return false;
 }
 
 bool utf8_is_word(uint32_t cp)
