@@ -116,15 +116,17 @@ static void compile_chat(struct model *m)
 
 static int read_model(const char *source, struct model *m, struct err *e)
 {
-    struct str path = str_c(source);
-    if (str_starts(path, STR("file://")))
-        path = str_c(source + 7);
-    else if (memmem(source, strlen(source), "://", 3))
-        return err_set(e, ENOTSUP,
-                       "the router reads tokenizers from file:// sources; \"%.200s\" is not one",
-                       source);
-    int rc = tokenizer_open(path.p, &m->tokenizer, e);
-    rc = rc ? rc : read_shape(path.p, m, e);
+    struct str first;
+    str_cut(str_c(source), ',', &first); /* sources in order of preference; a worker takes the first too */
+    first = str_trim(first);
+    if (str_starts(first, STR("file://")))
+        first = (struct str){first.p + 7, first.n - 7};
+    else if (memmem(first.p, first.n, "://", 3))
+        return err_set(e, ENOTSUP, "the router reads tokenizers from file:// sources, not \"%.*s\"",
+                       (int)(first.n < 200 ? first.n : 200), first.p);
+    CLEANUP(free_charp) char *path = str_dup(first);
+    int rc = tokenizer_open(path, &m->tokenizer, e);
+    rc = rc ? rc : read_shape(path, m, e);
     if (rc)
         return rc;
     if (!m->max_context || m->max_context > 1u << 20)
