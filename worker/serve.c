@@ -1,0 +1,265 @@
+#include "worker/serve.h"
+
+#include "lib/base/clock.h"
+#include "lib/base/log.h"
+#include "lib/base/rng.h"
+#include "worker/api.h"
+#include "worker/engine.h"
+#include "worker/launcher.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define FLUSH_MS 1000 /* what is left of answers after the engine has drained */
+
+struct worker {
+    const struct options *o;
+    uv_loop_t loop;
+    uv_signal_t term, intr;
+    uv_timer_t flush;
+    struct launcher *launcher;
+    struct launcher_start start;
+    char *secret;
+    void *image;
+    size_t image_bytes;
+    struct model *model;
+    struct budget budget;
+    struct xfer_pool pool;
+    struct engine *engine;
+    struct api *api;
+    bool closing;
+};
+
+/* ---- ends ---- */
+
+static void close_all(struct worker *w)
+{
+    if (w->closing)
+        return;
+    w->closing = true;
+    api_stop(w->api);
+    uv_close((uv_handle_t *)&w->term, NULL);
+    uv_close((uv_handle_t *)&w->intr, NULL);
+    uv_close((uv_handle_t *)&w->flush, NULL);
+    launcher_free(w->launcher);
+    w->launcher = NULL;
+}
+
+static void on_flush(uv_timer_t *t)
+{
+    close_all(t->data);
+}
+
+static void on_drained(void *ctx)
+{
+    struct worker *w = ctx;
+    log_info("drained");
+    if (w->launcher)
+        launcher_drained(w->launcher);
+    int rc = uv_timer_start(&w->flush, on_flush, w->launcher ? FLUSH_MS / 10 : FLUSH_MS / 5, 0);
+    ASSERT(rc == 0);
+}
+
+static void drain(void *ctx)
+{
+    struct worker *w = ctx;
+    api_drain(w->api, clock_mono_ns() + w->o->drain_s * NS_PER_S);
+}
+
+static void on_signal(uv_signal_t *s, int signum)
+{
+    (void)signum;
+    drain(s->data);
+}
+
+static void on_role(enum wire_role role, void *ctx)
+{
+    struct worker *w = ctx;
+    api_set_role(w->api, role);
+}
+
+static void on_lost(void *ctx)
+{
+    log_warn("the launcher is gone: stopping");
+    close_all(ctx);
+}
+
+/* ---- start ---- */
+
+static int load_shared(struct worker *w, struct err *e)
+{
+    w->image_bytes = w->start.weights_bytes;
+    void *p = mmap(NULL, w->image_bytes, PROT_READ, MAP_SHARED, w->start.weights_fd, 0);
+    close_fdp(&w->start.weights_fd);
+    if (p == MAP_FAILED)
+        return err_set(e, errno, "can't map the weights (%zu bytes): %s", w->image_bytes, strerror(errno));
+    w->image = p;
+    return model_attach(w->image, w->image_bytes, w->o->isa, &w->model, e);
+}
+
+static int load_alone(struct worker *w, struct err *e)
+{
+    CLEANUP(free_charp) char *path = NULL;
+    const char *hex = w->o->incarnation;
+    w->start.role = wire_role_parse(w->o->role);
+    if (w->start.role == WIRE_ROLE_NONE)
+        return err_set(e, EINVAL, "--role must be prefill, decode, unified or standby");
+    w->start.incarnation = *hex ? strtoull(hex, NULL, 16) : rng_secret_u64();
+    if (!w->start.incarnation)
+        return err_set(e, EINVAL, "--incarnation must be 16 hex digits, not 0");
+    int rc = options_model_path(w->o, &path, e);
+    return rc ? rc : model_load(path, w->o->isa, &w->model, e);
+}
+
+static int load(struct worker *w, struct err *e)
+{
+    if (!w->o->launcher_fd)
+        return load_alone(w, e);
+    w->launcher = launcher_new((int)w->o->launcher_fd);
+    int rc = launcher_wait(w->launcher, &w->start, e);
+    return rc ? rc : load_shared(w, e);
+}
+
+/* What names of blocks begin with here, when a request brings none; and what transfer peers must agree on. */
+static void make_names(const struct worker *w, struct block_name *seed, uint64_t *layout)
+{
+    const struct model_config *c = model_config(w->model);
+    char *rev = *w->o->sha256 ? xstrdup(w->o->sha256)
+                              : xasprintf("%s/%llu/%u/%u", c->name, (unsigned long long)c->n_params, c->n_layers,
+                                          c->vocab);
+    struct block_space space = {.model_revision = str_c(rev),
+                                .kv_dtype = str_c(w->o->kv_dtype),
+                                .block_tokens = w->budget.kv.block_tokens};
+    block_seed(&space, seed);
+    *layout = block_name_hash(seed) ^ w->budget.kv.block_bytes;
+    free(rev);
+}
+
+static int xfer_policy_of(const char *name, enum xfer_policy *out, struct err *e)
+{
+    if (strcmp(name, "auto") == 0 || strcmp(name, "none") == 0)
+        *out = XFER_AUTO;
+    else if (strcmp(name, "shm") == 0)
+        *out = XFER_ONLY_SHM;
+    else if (strcmp(name, "tcp") == 0)
+        *out = XFER_ONLY_TCP;
+    else
+        return err_set(e, EINVAL, "--xfer must be auto, shm, tcp or none");
+    return 0;
+}
+
+static int start_engine(struct worker *w, struct err *e)
+{
+    const struct options *o = w->o;
+    struct engine_config c = {.model = w->model,
+                              .kv = w->budget.kv,
+                              .kv_dtype = w->budget.dtype,
+                              .n_blocks = w->budget.n_blocks,
+                              .pool = w->pool,
+                              .threads = options_threads(o),
+                              .max_rows = (uint32_t)o->max_rows,
+                              .logit_rows = w->budget.logit_rows,
+                              .max_running = (uint32_t)o->max_running,
+                              .max_context = w->budget.context,
+                              .incarnation = w->start.incarnation,
+                              .role = w->start.role,
+                              .xfer_host = strcmp(o->xfer, "none") == 0 ? NULL : o->host,
+                              .shm_dir = o->shm_dir,
+                              .xfer_port = (uint16_t)o->xfer_port,
+                              .secret = w->secret,
+                              .secret_len = strlen(w->secret),
+                              .notify = api_notify,
+                              .notify_ctx = w->api};
+    make_names(w, &c.seed, &c.layout);
+    int rc = xfer_policy_of(o->xfer, &c.xfer_policy, e);
+    return rc ? rc : engine_start(&c, &w->engine, e);
+}
+
+static int start_api(struct worker *w, struct err *e)
+{
+    const struct options *o = w->o;
+    struct api_config c = {.loop = &w->loop,
+                           .host = o->host,
+                           .port = (uint16_t)o->http_port,
+                           .secret = w->secret,
+                           .name = o->pod_name,
+                           .model_name = *o->model_name ? o->model_name : model_config(w->model)->name,
+                           .incarnation = w->start.incarnation,
+                           .max_queue = (uint32_t)o->max_queue,
+                           .kv = w->budget.kv,
+                           .model = model_config(w->model),
+                           .launcher = w->launcher,
+                           .drained = on_drained,
+                           .ctx = w};
+    return api_start(&c, &w->api, e);
+}
+
+static int watch(struct worker *w, struct err *e)
+{
+    struct launcher_callbacks cb = {on_role, drain, on_lost, w};
+    int rc = uv_signal_init(&w->loop, &w->term);
+    rc = rc ? rc : uv_signal_init(&w->loop, &w->intr);
+    rc = rc ? rc : uv_timer_init(&w->loop, &w->flush);
+    w->term.data = w->intr.data = w->flush.data = w;
+    rc = rc ? rc : uv_signal_start(&w->term, on_signal, SIGTERM);
+    rc = rc ? rc : uv_signal_start(&w->intr, on_signal, SIGINT);
+    if (rc)
+        return err_set(e, -rc, "can't watch signals: %s", uv_strerror(rc));
+    return w->launcher ? launcher_watch(w->launcher, &w->loop, &cb, e) : 0;
+}
+
+static int prepare(struct worker *w, struct err *e)
+{
+    int rc = options_secret(w->o, &w->secret, e);
+    rc = rc ? rc : load(w, e);
+    rc = rc ? rc : options_budget(w->o, model_config(w->model), false, &w->budget, e);
+    rc = rc ? rc : xfer_pool_new(&w->pool, w->budget.kv_bytes, e);
+    rc = rc ? rc : start_api(w, e);
+    rc = rc ? rc : start_engine(w, e);
+    return rc ? rc : watch(w, e);
+}
+
+static void finish(struct worker *w)
+{
+    engine_stop(w->engine);
+    if (w->api)
+        api_free(w->api);
+    launcher_free(w->launcher);
+    model_free(w->model);
+    if (w->image)
+        munmap(w->image, w->image_bytes);
+    if (w->pool.base)
+        xfer_pool_free(&w->pool);
+    free(w->secret);
+}
+
+static void announce(const struct worker *w)
+{
+    char incarnation[17];
+    snprintf(incarnation, sizeof incarnation, "%016llx", (unsigned long long)w->start.incarnation);
+    log_info("serving", LS("host", w->o->host), LI("http_port", api_port(w->api)),
+             LI("xfer_port", engine_xfer_port(w->engine)), LS("role", wire_role_name(w->start.role)),
+             LS("incarnation", incarnation), LS("isa", model_isa(w->model)), LI("threads", options_threads(w->o)),
+             LI("kv_blocks", w->budget.n_blocks), LI("kv_bytes", w->budget.kv_bytes));
+}
+
+int serve(const struct options *o, struct err *e)
+{
+    struct worker w = {.o = o, .pool = {.fd = -1}};
+    signal(SIGPIPE, SIG_IGN);
+    if (uv_loop_init(&w.loop))
+        return err_set(e, ENOMEM, "no event loop");
+    int rc = prepare(&w, e);
+    if (rc)
+        return rc; /* the process ends */
+    api_serve(w.api, w.engine, w.start.role);
+    announce(&w);
+    uv_run(&w.loop, UV_RUN_DEFAULT);
+    finish(&w);
+    uv_loop_close(&w.loop);
+    return 0;
+}
