@@ -8,8 +8,8 @@
 #define LOOK_AHEAD        8u   /* waiting sequences that are offered to the scheduler */
 #define STEP_S_ALONE      .25  /* a step lasts about this long at most, */
 #define STEP_S_DECODING   .1   /* and this when answers are running */
-#define STEP_TOKENS_MIN   32u
-#define STEP_TOKENS_FIRST 64u  /* before anything was measured */
+#define STEP_TOKENS_MIN   8u
+#define STEP_TOKENS_FIRST 32u  /* before anything was measured */
 
 static void grow_scratch(struct engine *g, uint32_t want)
 {
@@ -102,7 +102,7 @@ static uint32_t step_tokens(const struct engine *g)
         decoding = g->running[i]->n_tokens - g->running[i]->computed == 1;
     double n = (double)g->prefill_tokens_per_s * (decoding ? STEP_S_DECODING : STEP_S_ALONE);
     uint32_t rows = n > 0 ? (uint32_t)n : STEP_TOKENS_FIRST;
-    rows = rows < STEP_TOKENS_MIN ? STEP_TOKENS_MIN : rows / 16 * 16;
+    rows = rows < STEP_TOKENS_MIN ? STEP_TOKENS_MIN : rows >= 32 ? rows / 16 * 16 : rows;
     rows += decoding ? g->n_running : 0;
     return rows < g->c.max_rows ? rows : g->c.max_rows;
 }
@@ -214,7 +214,7 @@ static void measure(struct engine *g, const struct schedule_step *step, double s
     metric_add(g->m.step_rows, step->rows);
     if (prompt == 0)
         g->decode_step_s += (g->decode_step_s > 0 ? .1f : 1) * ((float)seconds - g->decode_step_s);
-    if (prompt < STEP_TOKENS_MIN / 2)
+    if (prompt < STEP_TOKENS_MIN)
         return;
     float rate = (float)(step->rows / seconds);
     g->prefill_tokens_per_s += (g->prefill_tokens_per_s > 0 ? .2f : 1) * (rate - g->prefill_tokens_per_s);
