@@ -63,8 +63,8 @@ size_t mat_bytes(enum mat_form form, uint32_t rows, uint32_t cols)
 size_t attn_scratch_floats(uint32_t rows, uint32_t group, uint32_t head_dim)
 {
     size_t q = (size_t)rows * group;
-    /* K and V of a window, then for each query: scores, maximum, sum, factor. */
-    return 2u * ATTN_WINDOW * head_dim + q * (ATTN_WINDOW + 3u) + 64u;
+    /* K and V of a window, then for each query: scores, four words of state, factor. */
+    return 2u * ATTN_WINDOW * head_dim + q * (ATTN_WINDOW + 5u) + 64u;
 }
 
 /* ---- f16 ---- */

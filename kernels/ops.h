@@ -80,8 +80,7 @@ struct act_block {
     float scale;
     float scaled_sum;     /* scale x the sum of the codes */
     int32_t neg_sum;      /* minus the sum of the codes */
-    int32_t neg_sum16[2]; /* the same for each half */
-    int32_t pad[3];
+    int32_t neg_low;      /* the same for the first 16 */
 };
 
 /* Rows of activations: f32, and in the kinds that the matrices need. */

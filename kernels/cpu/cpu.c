@@ -10,10 +10,24 @@ static bool always(void)
     return true;
 }
 
+#if defined(__x86_64__)
+extern const struct kernel_ops avx512_ops;
+
+static bool has_avx512(void)
+{
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("fma");
+}
+#endif
+
 static const struct {
     const struct kernel_ops *ops;
     bool (*has)(void);
 } backends[] = {
+#if defined(__x86_64__)
+    {&avx512_ops, has_avx512},
+#endif
     {&scalar_ops, always},
 };
 #define N_BACKENDS (sizeof backends / sizeof *backends)

@@ -12,7 +12,7 @@ static void quantize_block(const float *x, uint32_t n, float inv, int8_t *codes,
         codes[i] = (int8_t)v;
         sum[i / 16] += codes[i];
     }
-    *b = (struct act_block){.neg_sum = -(sum[0] + sum[1]), .neg_sum16 = {-sum[0], -sum[1]}};
+    *b = (struct act_block){.neg_sum = -(sum[0] + sum[1]), .neg_low = -sum[0]};
 }
 
 static float abs_max(const float *x, uint32_t n)
@@ -84,7 +84,7 @@ static float quantised_row(const struct mat *m, const struct mat_shape *s, const
         row_codes(rec + (size_t)b * s->code_bytes, nibbles, lane, w);
         if (m->form == MAT_I8B16) {
             for (uint32_t half = 0; half < 2; half++) {
-                int32_t i = dot(w, codes, half * 16, half * 16 + 16) + zero * xb->neg_sum16[half];
+                int32_t i = dot(w, codes, half * 16, half * 16 + 16) + zero * (half ? xb->neg_sum - xb->neg_low : xb->neg_low);
                 float d = scale_at(rec + s->scales_at, true, (b * 2u + half) * 16u + lane);
                 acc = fmaf((float)i, d * xb->scale, acc);
             }
