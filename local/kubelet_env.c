@@ -220,6 +220,15 @@ static int add_env_from(struct kctr *c, json_t *env, struct err *e)
     return 0;
 }
 
+/* A path, or the URL of a file, under one of the container's mounts. */
+static char *real_value(struct kctr *c, const char *v)
+{
+    if (v[0] == '/')
+        return kvol_map(c, v);
+    CLEANUP(free_charp) char *real = strncmp(v, "file:///", 8) == 0 ? kvol_map(c, v + 7) : NULL;
+    return real ? xasprintf("file://%s", real) : NULL;
+}
+
 static int add_env(struct kctr *c, json_t *env, struct err *e)
 {
     size_t i;
@@ -236,7 +245,7 @@ static int add_env(struct kctr *c, json_t *env, struct err *e)
             continue;
         if (!v)
             return err_wrap(e, "environment variable %s", name);
-        CLEANUP(free_charp) char *real = v[0] == '/' ? kvol_map(c, v) : NULL;
+        CLEANUP(free_charp) char *real = real_value(c, v);
         env_set(env, name, real ? real : v);
     }
     return 0;
