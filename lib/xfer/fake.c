@@ -51,7 +51,8 @@ struct fake {
     struct fake_cfg cfg;
     struct fake_hooks hooks;
     struct rng rng;
-    uint64_t now_ns, seq, sends, cut_until_ns, n_sessions;
+    uint64_t now_ns, seq, sends, n_sessions;
+    uint64_t cut_until_ns[2]; /* towards P, towards D */
     struct act **heap;
     size_t n_heap, cap;
     struct fake_node *nodes;
@@ -145,13 +146,17 @@ static uint64_t late(struct fake *f, enum fake_fault k)
 }
 
 /* How many copies go out (0: lost), and when. */
-static int fate(struct fake *f, bool piece, uint64_t delay_ns[2], bool *corrupt)
+static int fate(struct fake *f, bool to_d, bool piece, uint64_t delay_ns[2], bool *corrupt)
 {
     enum fake_fault k = draw(f);
     *corrupt = k == FAKE_CORRUPT;
-    if (k == FAKE_CUT)
-        f->cut_until_ns = f->now_ns + f->cfg.lease_ns * 3 / 2;
-    if (k == FAKE_LOSE || f->now_ns < f->cut_until_ns || (k == FAKE_CORRUPT && !piece))
+    if (k == FAKE_CUT) { /* one way or both */
+        uint64_t which = rng_below(&f->rng, 3);
+        for (unsigned way = 0; way < 2; way++)
+            if (which == 2 || which == way)
+                f->cut_until_ns[way] = f->now_ns + f->cfg.lease_ns * 3 / 2;
+    }
+    if (k == FAKE_LOSE || f->now_ns < f->cut_until_ns[to_d] || (k == FAKE_CORRUPT && !piece))
         return 0;
     delay_ns[0] = hop(f) + late(f, k);
     delay_ns[1] = hop(f) + rng_below(&f->rng, 5 * f->cfg.lease_ns);
@@ -172,7 +177,7 @@ static void op_send(void *ctx, struct hand_link *hl, const struct control_msg *m
         return;
     buf_init(&b, CONTROL_BODY_MAX + CONTROL_HEADER_BYTES);
     ASSERT(control_msg_encode(m, &b) == 0);
-    int copies = fate(f, false, delay_ns, &corrupt);
+    int copies = fate(f, n == l->p, false, delay_ns, &corrupt);
     for (int i = 0; i < copies; i++) {
         struct act *a = plan(f, ACT_MSG, delay_ns[i], n, l);
         a->n_bytes = b.n;
@@ -446,7 +451,7 @@ static void send_piece(struct fake *f, struct fake_link *l, const struct hand_pu
 {
     uint64_t delay_ns[2];
     bool corrupt;
-    int copies = fate(f, true, delay_ns, &corrupt);
+    int copies = fate(f, true, true, delay_ns, &corrupt);
     for (int i = 0; i < copies; i++) {
         struct act *a = plan(f, ACT_PIECE, delay_ns[i], l->d, l);
         a->push = *p;

@@ -19,7 +19,7 @@ enum fake_fault {
     FAKE_DOUBLE,    /* the copy comes up to 5 leases later */
     FAKE_SWAP,      /* behind the next ones */
     FAKE_CORRUPT,   /* a piece's data; messages are lost, as a frame's checksum fails */
-    FAKE_CUT,       /* nothing gets through for 1.5 leases */
+    FAKE_CUT,       /* nothing gets through for 1.5 leases, one way or both */
     FAKE_FAULTS
 };
 

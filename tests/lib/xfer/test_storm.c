@@ -21,10 +21,10 @@
 #define WORKERS  64u
 #define P_SLOT   100u
 #define ENGINE   (40 * NS_PER_MS)              /* the longest that an engine thinks */
-#define BOUND    (8 * ENGINE + 8 * LEASE) /* within which every order ends */
+#define BOUND    (12 * ENGINE + 6 * LEASE) /* within which every order ends */
 #define HORIZON  (BOUND + 40 * LEASE)
 
-enum plot { PLAIN, P_FAILS, D_ABORTS, D_REJECTS, NOTHING_TO_MOVE, P_STINGY, PLOTS };
+enum plot { PLAIN, P_FAILS, D_ABORTS, D_REJECTS, NOTHING_TO_MOVE, P_STINGY, P_SLOW, P_SLEEPS, PLOTS };
 enum doom { NO_DOOM, KILL_P, KILL_D, REPLACE_P, REPLACE_D, REPLACE_BOTH, DOOMS };
 
 enum holder { FREE, HELD, OWNED };
@@ -130,6 +130,12 @@ static uint64_t think(struct storm *s)
 
 /* ---- decode engine ---- */
 
+static void d_abort(void *user, uint64_t id)
+{
+    struct worker *w = user;
+    hand_d_abort(fake_d(w->node), id, "the client left", fake_now_ns(w->s->f));
+}
+
 static void d_order(void *user, uint64_t try_left)
 {
     struct worker *w = user;
@@ -145,12 +151,8 @@ static void d_order(void *user, uint64_t try_left)
     uint64_t payload[3] = {j->key, j->plot == NOTHING_TO_MOVE ? 0 : 1 + rng_below(fake_rng(s->f), 4), j->plot};
     struct hand_link *l = fake_link(s->f, w->node, p->slot, p->incarnation);
     hand_d_order(fake_d(w->node), l, j->id, payload, sizeof payload, fake_now_ns(s->f));
-}
-
-static void d_abort(void *user, uint64_t id)
-{
-    struct worker *w = user;
-    hand_d_abort(fake_d(w->node), id, "the client left", fake_now_ns(w->s->f));
+    if (j->plot == P_SLEEPS)
+        fake_after(s->f, w->node, 2 * think(s), d_abort, j->id);
 }
 
 static void d_answer(void *user, uint64_t id)
@@ -261,7 +263,7 @@ static void p_layer(void *user, uint64_t id)
         pc[i] = (struct xfer_piece){j->block[i], i};
     }
     hand_p_push(p, id, j->layer++, pc, j->plot == P_STINGY ? j->n - 1 : j->n, now);
-    fake_after(w->s->f, w->node, think(w->s) / 8, p_layer, id);
+    fake_after(w->s->f, w->node, j->plot == P_SLOW ? 2 * think(w->s) : think(w->s) / 8, p_layer, id);
 }
 
 static void on_p_order(struct worker *w, const struct xfer_event *e)
@@ -275,7 +277,8 @@ static void on_p_order(struct worker *w, const struct xfer_event *e)
     }
     struct job *j = &w->job[w->n_jobs++];
     *j = (struct job){.used = true, .id = e->id, .key = payload[0], .born_ns = payload[1], .plot = (enum plot)payload[2]};
-    fake_after(w->s->f, w->node, think(w->s), p_ask, j->id);
+    if (j->plot != P_SLEEPS)
+        fake_after(w->s->f, w->node, think(w->s), p_ask, j->id);
 }
 
 static void on_p(struct worker *w, const struct xfer_event *e)
@@ -462,7 +465,7 @@ static void without_faults_orders_end_as_the_plot_says(void **state)
             uint64_t sends;
             uint32_t done, failed;
             must_hold(&u, storm(&u, &sends, &done, &failed));
-            bool good = plot == PLAIN || plot == NOTHING_TO_MOVE;
+            bool good = plot == PLAIN || plot == NOTHING_TO_MOVE || plot == P_SLOW;
             assert_int_equal(done + failed, 2);
             if (plot != D_ABORTS) /* a race by nature */
                 assert_int_equal(done, good ? 2 : 0);
@@ -476,7 +479,7 @@ static uint64_t busy_sends(enum xfer_path path, enum plot plot, uint64_t seed)
     uint64_t sends;
     uint32_t done, failed;
     must_hold(&u, storm(&u, &sends, &done, &failed));
-    return sends < 60 ? sends : 60;
+    return sends < 80 ? sends : 80;
 }
 
 static void every_message_lost_late_doubled_swapped_or_corrupt(void **state)
@@ -493,6 +496,7 @@ static void every_message_lost_late_doubled_swapped_or_corrupt(void **state)
                         struct setup u = calm(path, plot, seed);
                         u.cfg.at = at;
                         u.cfg.fault = k;
+                        u.cfg.deaf_p = seed == 2;
                         must_hold(&u, storm(&u, &sends, &done, &failed));
                         assert_int_equal(done + failed, 2);
                     }
@@ -527,7 +531,7 @@ static struct setup wild(uint64_t seed)
     struct rng r = {seed};
     struct setup u = calm(XFER_PATH_SHM + (enum xfer_path)rng_below(&r, 2), (enum plot)rng_below(&r, PLOTS), seed);
     for (int k = FAKE_LOSE; k < FAKE_FAULTS; k++)
-        u.cfg.rate[k] = rng_below(&r, 3) ? 0 : rng_unit(&r) * (k == FAKE_CUT ? 0.01 : 0.15);
+        u.cfg.rate[k] = rng_below(&r, 3) ? 0 : rng_unit(&r) * (k == FAKE_CUT ? 0.05 : 0.15);
     u.cfg.deaf_p = rng_below(&r, 2);
     u.doom = (enum doom)rng_below(&r, DOOMS);
     u.doom_at = 1 + rng_below(&r, 150);
