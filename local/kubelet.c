@@ -1,5 +1,7 @@
 #include "local/kubelet_int.h"
 
+#include "local/kubelet_records.h"
+
 #include <dirent.h>
 #include <errno.h>
 #include <stdarg.h>
@@ -230,15 +232,14 @@ static void adopt_records(struct kubelet *k)
         log_info("pods adopted from the records", LI("pods", n));
 }
 
-/* What tells this data folder's processes and addresses from those of another on the same machine. */
+/* 127.64–191.x are the pod IPs of all instances; which two bytes are this one's follows from its name. */
 static void name_instance(struct kubelet *k)
 {
-    uint64_t h = 1469598103934665603ull;
-    for (const char *s = k->data_dir; *s; s++)
-        h = (h ^ (uint8_t)*s) * 1099511628211ull;
-    k->instance = xasprintf("%016llx", (unsigned long long)h);
-    unsigned a = 64 + (unsigned)(h >> 40 & 127), b = (unsigned)(h >> 52 & 255);
-    k->subnet = a << 8 | b;
+    char text[INSTANCE_MAX];
+    uint64_t h = records_instance_number(k->data_dir);
+    records_instance(k->data_dir, text);
+    k->instance = xstrdup(text);
+    k->subnet = (64 + (unsigned)(h >> 40 & 127)) << 8 | (unsigned)(h >> 52 & 255);
 }
 
 static char *own_folder(void)

@@ -211,7 +211,7 @@ static const char *below(const char *path, const char *root)
     return strncmp(path, root, n) == 0 && (path[n] == 0 || path[n] == '/') ? path + n : NULL;
 }
 
-/* Where a volume's files are. hostPath: two well-known folders are this instance's own, the rest is taken as given. */
+/* Where a volume's files are. hostPath: three well-known folders are this instance's own, the rest is taken as given. */
 static char *volume_dir(struct kpod *p, const json_t *v)
 {
     const char *host = json_str_at(v, "hostPath.path", NULL);
@@ -221,10 +221,13 @@ static char *volume_dir(struct kpod *p, const json_t *v)
         if (rest)
             return xasprintf("%s%s", p->k->models_dir, rest);
         rest = below(host, "/run/baton");
-        return rest ? xasprintf("%s/run%s", p->k->data_dir, rest) : xstrdup(host);
+        if (rest)
+            return xasprintf("%s/run%s", p->k->data_dir, rest);
+        rest = below(host, "/dev/shm/baton"); /* a tmpfs in any case */
+        return rest ? xasprintf("/dev/shm/baton-%s/node%s", p->k->instance, rest) : xstrdup(host);
     }
     if (strcmp(json_str_at(v, "emptyDir.medium", ""), "Memory") == 0)
-        return xasprintf("/dev/shm/baton-%s-%s/%s", p->k->instance, p->uid, name);
+        return xasprintf("/dev/shm/baton-%s/pods/%s/%s", p->k->instance, p->uid, name);
     return xasprintf("%s/volumes/%s", p->dir, name);
 }
 
@@ -316,6 +319,6 @@ char *kvol_map(struct kctr *c, const char *path)
 
 void kvol_teardown(struct kpod *p)
 {
-    CLEANUP(free_charp) char *memory = xasprintf("/dev/shm/baton-%s-%s", p->k->instance, p->uid);
+    CLEANUP(free_charp) char *memory = xasprintf("/dev/shm/baton-%s/pods/%s", p->k->instance, p->uid);
     dir_remove(memory);
 }

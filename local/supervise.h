@@ -1,7 +1,13 @@
-/* supervise.h: `baton-local supervise --data DIR …`: the process that `baton up` leaves behind. It starts
- * `baton-local serve` with the same options, starts it again when it dies (back-off 100 ms doubling to 5 s, reset after
- * 10 s of life), and on SIGTERM or SIGINT lets it end everything, then kills by the records what is left. Holds
- * <data_dir>/supervisor.lock (flock) while it lives; supervisor.json beside it names its pid. */
+/* supervise.h: the process that `baton up` leaves behind.
+ *
+ *   baton-local supervise --data DIR [--grace SECONDS] -- ARGS…
+ * runs `baton-local ARGS…` and runs it again when it dies (after 100 ms, doubling to 5 s; 10 s of life forgive). On SIGTERM
+ * or SIGINT it passes SIGTERM on, waits for the grace, kills, then ends by the records what is left, and exits 0. It holds
+ * DIR/supervisor.lock (flock) while it lives; DIR/supervisor.json names its pid. Its child dies with it; containers
+ * don't, they are adopted by the next.
+ *   baton-local cleanup --data DIR
+ * ends by the records what runs of DIR when no supervisor is left. */
 #pragma once
 
 int supervise_main(int argc, char **argv);
+int cleanup_main(int argc, char **argv);
