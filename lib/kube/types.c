@@ -70,6 +70,9 @@ const struct view kube_secret_view =
     VIEW(kube_secret, "Secret", META(kube_secret), F(kube_secret, "type", VIEW_STR, type),
          F(kube_secret, "data.secret", VIEW_B64, secret));
 
+const struct view kube_pdb_view = VIEW(kube_pdb, "PodDisruptionBudget", META(kube_pdb),
+                                       F(kube_pdb, "spec.minAvailable", VIEW_INT, min_available));
+
 static const struct view bounds_view =
     VIEW(infd_bounds, "bounds", F(infd_bounds, "min", VIEW_INT, min),
          F(infd_bounds, "max", VIEW_INT, max));
@@ -189,7 +192,8 @@ const struct view kube_ninv_view =
 const struct kube_kind kube_pods = {"v1", "Pod", "pods", true, &kube_pod_view};
 const struct kube_kind kube_nodes = {"v1", "Node", "nodes", false, &kube_node_view};
 const struct kube_kind kube_secrets = {"v1", "Secret", "secrets", true, &kube_secret_view};
-const struct kube_kind kube_pdbs = {"policy/v1", "PodDisruptionBudget", "poddisruptionbudgets", true, NULL};
+const struct kube_kind kube_pdbs = {"policy/v1", "PodDisruptionBudget", "poddisruptionbudgets", true,
+                                    &kube_pdb_view};
 const struct kube_kind kube_leases = {"coordination.k8s.io/v1", "Lease", "leases", true, NULL};
 const struct kube_kind kube_events = {"events.k8s.io/v1", "Event", "events", true, NULL};
 const struct kube_kind kube_infds = {BATON_API, "InferenceDeployment", "inferencedeployments", true,

@@ -89,6 +89,12 @@ struct kube_secret {
     const char *secret; /* data.secret, decoded: the peer secret of `<infd>-peer` */
 };
 
+struct kube_pdb {
+    uint64_t has;
+    struct kube_meta meta;
+    int64_t min_available;
+};
+
 /* InferenceDeployment (infd) */
 struct infd_bounds {
     uint64_t has;
@@ -198,7 +204,7 @@ struct kube_ninv {
     struct view_list devices, models, tiers, links; /* the structs above */
 };
 
-extern const struct view kube_meta_view, kube_pod_view, kube_node_view, kube_secret_view, kube_infd_view, kube_wp_view,
+extern const struct view kube_meta_view, kube_pod_view, kube_node_view, kube_secret_view, kube_pdb_view, kube_infd_view, kube_wp_view,
     kube_ninv_view, kube_condition_view;
 
 const char *kube_label(const struct kube_meta *m, const char *key);      /* NULL when absent */

@@ -1,0 +1,94 @@
+/* controller.h: the controller's state. One loop, one thread: caches fill, keys ("namespace/infd") queue up, each turn builds a
+ * snapshot (snapshot.c), asks lib/decide what to do, prepares the requests (objects.c, pod.c) and carries them out one
+ * after another (execute.c). Only the leader writes. Nothing here is truth: killed at any instruction, a new process goes on
+ * from what the API server holds. */
+#pragma once
+#include "lib/decide/reconcile.h"
+#include "lib/io/httpd.h"
+#include "lib/kube/cache.h"
+#include "lib/kube/event.h"
+#include "lib/kube/lease.h"
+#include "lib/kube/queue.h"
+
+#define FIELD_MANAGER "baton-controller"
+
+struct options {
+    const char *namespace; /* "": that of the kubeconfig; "*": all */
+    const char *identity, *pod_ip, *log_format, *log_level;
+    const char *worker_image, *router_url, *router_selector, *router_address;
+    const char *agent_dir, *models_dir;
+    uint64_t port, lease_s, renew_s, retry_s;
+    bool no_election, plain_scaling;
+};
+
+/* What this process wrote and its caches do not show yet. */
+struct expected {
+    struct expected *next;
+    char *uid;
+    struct kube_pod *created; /* NULL: a delete */
+    uint64_t until_ns;
+};
+
+struct load; /* load.c */
+
+struct ctl {
+    uv_loop_t *loop;
+    struct options opts;
+    const char *namespace; /* NULL: all */
+    struct kube_client *client;
+    struct kube_cache *infds, *wps, *pods, *secrets, *pdbs, *routers;
+    struct queue *queue;
+    struct kube_lease *lease;
+    struct kube_events_recorder *events;
+    struct httpd *http;
+    struct load *load;
+    struct expected *expected;
+    uv_timer_t resync;
+    bool leading, stopping;
+    int exit_code;
+};
+
+/* A request that is ready to go: everything in it is owned. */
+struct step {
+    enum rec_kind kind;
+    struct kube_call call;
+    char *name, *path_name, *uid, *resource_version, *why;
+    json_t *body;
+    enum rec_role role;
+};
+
+/* snapshot.c */
+int snapshot_build(struct ctl *c, const struct kube_infd *d, struct arena *a, struct rec_snapshot *out) MUST_CHECK;
+/* NULL when there is none; borrowed until the loop turns. */
+const struct kube_infd *snapshot_infd(const struct ctl *c, const char *key);
+
+/* pod.c */
+/* The revision that pods of this role should have. */
+void pod_revision(const struct kube_infd *d, const struct infd_role *role, char out[17]);
+json_t *pod_body(const struct ctl *c, const struct kube_infd *d, const struct rec_action *a, struct err *e);
+uint64_t pod_drain_seconds(const struct kube_infd *d);
+/* A sentence when no pod can be made of this spec, NULL when it can. */
+const char *pod_invalid(const struct kube_infd *d);
+const struct infd_role *infd_role_of(const struct kube_infd *d, enum rec_role role);
+bool infd_has_role(const struct kube_infd *d, enum rec_role role);
+
+/* objects.c: bodies of what the controller owns besides pods. */
+json_t *object_owner(const char *api, const char *kind, const char *name, const char *uid);
+json_t *object_pool(const struct kube_infd *d, const struct rec_action *a);
+json_t *object_pool_apply(const struct kube_infd *d, enum rec_role role);
+json_t *object_secret(const struct kube_infd *d);
+json_t *object_pdb(const struct kube_infd *d, enum rec_role role, int32_t min_available, const char *pool_uid);
+json_t *object_status(const struct kube_infd *d, const struct rec_plan *p, const char *url);
+json_t *object_pool_status(const struct kube_infd *d, const struct rec_plan *p, enum rec_role role);
+json_t *object_conditions(const struct rec_condition *c, size_t n);
+
+/* execute.c */
+void execute_work(struct queue *q, const char *key, void *ctx); /* the queue's work function */
+bool expected_deleted(const struct ctl *c, const char *uid);
+void expected_seen(struct ctl *c, const struct kube_pod *old, const struct kube_pod *now);
+void expected_free(struct ctl *c);
+
+/* load.c */
+int load_start(struct ctl *c, struct err *e) MUST_CHECK;
+void load_stop(struct ctl *c);
+uint32_t load_of_pod(const struct ctl *c, const char *uid); /* running requests as the routers see them */

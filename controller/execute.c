@@ -1,0 +1,377 @@
+/* Carries a plan out: each action becomes one request, prepared before the first is sent, sent one after another. The first
+ * failure ends the turn; the next one starts from what is then true. */
+#include "controller/controller.h"
+#include "lib/base/clock.h"
+#include "lib/base/log.h"
+#include "lib/base/metrics.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#define ARENA_MAX (64u << 20)
+#define EXPECT_NS (60 * NS_PER_S)
+
+struct turn {
+    struct ctl *ctl;
+    char *key, *namespace, *infd, *infd_uid, *infd_rv;
+    struct step *steps;
+    size_t n, at;
+    uint64_t requeue_ms;
+    uint64_t started_ns;
+};
+
+static struct metric *counter(const char *name, const char *help, const char *label, const char *value)
+{
+    return metric_series(metric_family(METRIC_COUNTER, name, help, label, NULL, 0), value);
+}
+
+/* ---- what the caches do not show yet ---- */
+
+static void expect(struct ctl *c, const char *uid, struct kube_pod *created)
+{
+    struct expected *x = xcalloc(1, sizeof *x);
+    *x = (struct expected){.next = c->expected, .uid = xstrdup(uid), .created = created,
+                           .until_ns = clock_mono_ns() + EXPECT_NS};
+    c->expected = x;
+}
+
+static void expected_drop(struct expected **at)
+{
+    struct expected *x = *at;
+    *at = x->next;
+    free(x->uid);
+    free(x->created);
+    free(x);
+}
+
+bool expected_deleted(const struct ctl *c, const char *uid)
+{
+    for (const struct expected *x = c->expected; x; x = x->next)
+        if (!x->created && uid && strcmp(x->uid, uid) == 0)
+            return true;
+    return false;
+}
+
+/* A created pod is known once the cache has had it; a deleted one once the cache shows it terminating or gone. */
+void expected_seen(struct ctl *c, const struct kube_pod *old, const struct kube_pod *now)
+{
+    const struct kube_pod *p = now ? now : old;
+    uint64_t t = clock_mono_ns();
+    for (struct expected **at = &c->expected; *at;) {
+        bool same = p->meta.uid && strcmp((*at)->uid, p->meta.uid) == 0;
+        if ((same && ((*at)->created || !now || now->meta.deleted_ns)) || t > (*at)->until_ns)
+            expected_drop(at);
+        else
+            at = &(*at)->next;
+    }
+}
+
+void expected_free(struct ctl *c)
+{
+    while (c->expected)
+        expected_drop(&c->expected);
+}
+
+static void expect_created(struct ctl *c, const json_t *object)
+{
+    const char *ns = json_str_at(object, "metadata.namespace", ""), *name = json_str_at(object, "metadata.name", "");
+    const struct kube_pod *seen = kube_cache_get(c->pods, ns, name);
+    struct kube_pod *p = view_decode(&kube_pod_view, object, NULL);
+    if (p && p->meta.uid && !(seen && seen->meta.uid && strcmp(seen->meta.uid, p->meta.uid) == 0))
+        expect(c, p->meta.uid, p);
+    else
+        free(p);
+}
+
+/* ---- from actions to requests ---- */
+
+static struct step *add_step(struct turn *t, const struct rec_action *a, enum kube_verb verb, const struct kube_kind *kind,
+                             char *name, json_t *body)
+{
+    struct step *s = &t->steps[t->n++];
+    *s = (struct step){
+        .kind = a->kind,
+        .role = a->role,
+        .name = name,
+        .why = xstrdup(a->why ? a->why : ""),
+        .uid = a->uid ? xstrdup(a->uid) : NULL,
+        .resource_version = a->resource_version ? xstrdup(a->resource_version) : NULL,
+        .body = body,
+    };
+    s->call = (struct kube_call){
+        .verb = verb,
+        .kind = kind,
+        .namespace = t->namespace,
+        .name = name,
+        .body = body,
+        .field_manager = FIELD_MANAGER,
+        .force = true,
+    };
+    return s;
+}
+
+static char *pool_name(const struct kube_infd *d, enum rec_role role)
+{
+    return xasprintf("%s-%s", d->meta.name, rec_role_name(role));
+}
+
+static void prepare_scale(struct turn *t, const struct kube_infd *d, const struct rec_action *a)
+{
+    char *name = pool_name(d, a->role);
+    json_t *meta = json_pack("{s:s, s:s, s:s*}", "name", name, "namespace", t->namespace, "resourceVersion",
+                             a->resource_version);
+    json_t *body = json_pack("{s:s, s:s, s:o, s:{s:i}}", "apiVersion", "autoscaling/v1", "kind", "Scale", "metadata", meta,
+                             "spec", "replicas", a->number);
+    add_step(t, a, KUBE_UPDATE, &kube_wps, name, body)->call.subresource = "scale";
+}
+
+static void prepare_record(struct turn *t, const struct kube_infd *d, const struct rec_action *a)
+{
+    char text[16];
+    snprintf(text, sizeof text, "%d", a->recorded);
+    json_t *value = a->recorded >= 0 ? json_string(text) : json_null();
+    add_step(t, a, KUBE_PATCH, &kube_wps, pool_name(d, a->role),
+             json_pack("{s:{s:{s:o}}}", "metadata", "annotations", ANN_LAST_REPLICAS, value));
+}
+
+static void prepare_label(struct turn *t, const struct rec_action *a)
+{
+    add_step(t, a, KUBE_PATCH, &kube_pods, xstrdup(a->name),
+             json_pack("{s:{s:s, s:s, s:{s:s}}}", "metadata", "uid", a->uid, "resourceVersion", a->resource_version,
+                       "labels", LABEL_ROLE, rec_role_name(a->role)));
+}
+
+static void prepare_pdb(struct turn *t, const struct kube_infd *d, const struct rec_action *a)
+{
+    CLEANUP(free_charp) char *name = pool_name(d, a->role);
+    const struct kube_wp *w = kube_cache_get(t->ctl->wps, t->namespace, name);
+    if (!w) /* the pool is being made in this turn: the next one has its uid */
+        return;
+    add_step(t, a, KUBE_APPLY, &kube_pdbs, xstrdup(name), object_pdb(d, a->role, a->number, w->meta.uid));
+}
+
+static void prepare(struct turn *t, const struct kube_infd *d, const struct rec_plan *p, const struct rec_action *a)
+{
+    struct err e = {0};
+    json_t *body;
+    switch (a->kind) {
+    case REC_CREATE_SECRET:
+        add_step(t, a, KUBE_CREATE, &kube_secrets, xasprintf("%s-peer", d->meta.name), object_secret(d));
+        break;
+    case REC_CREATE_POOL:
+        add_step(t, a, KUBE_CREATE, &kube_wps, pool_name(d, a->role), object_pool(d, a));
+        break;
+    case REC_APPLY_POOL:
+        add_step(t, a, KUBE_APPLY, &kube_wps, pool_name(d, a->role), object_pool_apply(d, a->role));
+        break;
+    case REC_SCALE_POOL:
+        prepare_scale(t, d, a);
+        break;
+    case REC_RECORD_POOL:
+        prepare_record(t, d, a);
+        break;
+    case REC_DELETE_POOL:
+        add_step(t, a, KUBE_DELETE, &kube_wps, pool_name(d, a->role), NULL);
+        break;
+    case REC_APPLY_PDB:
+        prepare_pdb(t, d, a);
+        break;
+    case REC_CREATE_POD:
+        body = pod_body(t->ctl, d, a, &e);
+        if (body)
+            add_step(t, a, KUBE_CREATE, &kube_pods, xstrdup(a->name), body);
+        else
+            log_error("no pod can be made of this spec", LS("infd", t->key), LERR(&e));
+        break;
+    case REC_DELETE_POD:
+        add_step(t, a, KUBE_DELETE, &kube_pods, xstrdup(a->name), NULL);
+        break;
+    case REC_LABEL_POD:
+        prepare_label(t, a);
+        break;
+    case REC_POOL_STATUS:
+        add_step(t, a, KUBE_APPLY, &kube_wps, pool_name(d, a->role), object_pool_status(d, p, a->role))->call.subresource =
+            "status";
+        break;
+    case REC_STATUS:
+        add_step(t, a, KUBE_APPLY, &kube_infds, xstrdup(d->meta.name), object_status(d, p, t->ctl->opts.router_url))
+            ->call.subresource = "status";
+        break;
+    }
+}
+
+/* ---- one turn ---- */
+
+static void turn_free(struct turn *t)
+{
+    for (size_t i = 0; i < t->n; i++) {
+        struct step *s = &t->steps[i];
+        free(s->name);
+        free(s->uid);
+        free(s->resource_version);
+        free(s->why);
+        json_decref(s->body);
+    }
+    free(t->steps);
+    free(t->key);
+    free(t->namespace);
+    free(t->infd);
+    free(t->infd_uid);
+    free(t->infd_rv);
+    free(t);
+}
+
+static void turn_end(struct turn *t, bool ok)
+{
+    struct ctl *c = t->ctl;
+    metric_observe(metric_series(metric_family(METRIC_HISTOGRAM, "baton_controller_reconcile_seconds",
+                                               "Time of one reconciliation, requests included.", "", NULL, 0)),
+                   (double)(clock_mono_ns() - t->started_ns) / 1e9);
+    if (ok) {
+        if (t->requeue_ms)
+            queue_add_after(c->queue, t->key, t->requeue_ms);
+        queue_done(c->queue, t->key);
+    } else {
+        queue_retry(c->queue, t->key);
+    }
+    turn_free(t);
+}
+
+static void tell(struct turn *t, const struct step *s)
+{
+    static const struct {
+        enum rec_kind kind;
+        const char *reason, *action;
+    } words[] = {{REC_CREATE_POD, "PodCreated", "Create"},       {REC_DELETE_POD, "PodDeleted", "Delete"},
+                 {REC_LABEL_POD, "RoleChanged", "Relabel"},      {REC_SCALE_POOL, "Scaled", "Scale"},
+                 {REC_CREATE_POOL, "WorkerPoolCreated", "Create"}, {REC_DELETE_POOL, "WorkerPoolDeleted", "Delete"}};
+    struct kube_regarding about = {&kube_infds, t->namespace, t->infd, t->infd_uid, t->infd_rv};
+    char note[700];
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
+        if (words[i].kind != s->kind)
+            continue;
+        snprintf(note, sizeof note, "%s (%s)", s->why, s->name);
+        kube_event(t->ctl->events, &about, "Normal", words[i].reason, words[i].action, note);
+        log_info("acted", LS("infd", t->key), LS("action", rec_kind_name(s->kind)), LS("object", s->name),
+                 LS("why", s->why));
+    }
+}
+
+static void next(struct turn *t);
+
+/* Someone got there first, or what was to be changed is gone: not failures, but the rest of the plan may be out of date. */
+static bool benign(const struct step *s, const struct kube_result *r)
+{
+    if (s->call.verb == KUBE_DELETE)
+        return r->status == 404 || r->status == 409;
+    return false;
+}
+
+static void failed(struct turn *t, const struct step *s, const struct kube_result *r)
+{
+    struct kube_regarding about = {&kube_infds, t->namespace, t->infd, t->infd_uid, t->infd_rv};
+    char note[700];
+    bool race = r->status == 409 || r->status == 404;
+    metric_add(counter("baton_controller_request_failures_total", "Requests of the controller that failed.", "reason",
+                       r->reason[0] ? r->reason : "NoAnswer"),
+               1);
+    if (race) {
+        log_debug("out of date, will look again", LS("infd", t->key), LS("action", rec_kind_name(s->kind)), LERR(&r->err));
+    } else {
+        log_warn("action failed, will retry", LS("infd", t->key), LS("action", rec_kind_name(s->kind)),
+                 LS("object", s->name), LERR(&r->err));
+        if (r->status >= 400 && r->status < 500) {
+            snprintf(note, sizeof note, "%s %s: %s", rec_kind_name(s->kind), s->name, r->err.msg);
+            kube_event(t->ctl->events, &about, "Warning", "ActionFailed", "Reconcile", note);
+        }
+    }
+    turn_end(t, false);
+}
+
+static void on_done(const struct kube_result *r, void *ctx)
+{
+    struct turn *t = ctx;
+    struct step *s = &t->steps[t->at];
+    metric_add(counter("baton_controller_actions_total", "Actions carried out, by kind.", "kind", rec_kind_name(s->kind)), 1);
+    if (r->err.code && !benign(s, r)) {
+        failed(t, s, r);
+        return;
+    }
+    if (s->kind == REC_CREATE_POD)
+        expect_created(t->ctl, r->object);
+    if (s->kind == REC_DELETE_POD && s->uid && !r->err.code)
+        expect(t->ctl, s->uid, NULL);
+    tell(t, s);
+    t->at++;
+    next(t);
+}
+
+static void next(struct turn *t)
+{
+    struct ctl *c = t->ctl;
+    struct err e = {0};
+    if (t->at == t->n) {
+        turn_end(t, true);
+        return;
+    }
+    if (!c->leading || (c->lease && !kube_lease_valid(c->lease))) {
+        turn_end(t, false);
+        return;
+    }
+    struct step *s = &t->steps[t->at];
+    if (s->call.verb == KUBE_DELETE)
+        s->call.uid = s->uid;
+    s->call.done = on_done;
+    s->call.ctx = t;
+    if (kube_start(c->client, &s->call, &e)) {
+        log_error("a request can't be made", LS("infd", t->key), LERR(&e));
+        turn_end(t, false);
+    }
+}
+
+static uint64_t delay_ms(uint64_t at_ns, uint64_t now_ns)
+{
+    return at_ns == 0 ? 0 : at_ns > now_ns ? (at_ns - now_ns) / NS_PER_MS + 1 : 1;
+}
+
+static struct turn *turn_new(struct ctl *c, const char *key, const struct kube_infd *d)
+{
+    struct turn *t = xcalloc(1, sizeof *t);
+    t->ctl = c;
+    t->key = xstrdup(key);
+    t->namespace = xstrdup(d->meta.namespace);
+    t->infd = xstrdup(d->meta.name);
+    t->infd_uid = xstrdup(d->meta.uid);
+    t->infd_rv = xstrdup(d->meta.resource_version ? d->meta.resource_version : "");
+    t->started_ns = clock_mono_ns();
+    return t;
+}
+
+void execute_work(struct queue *q, const char *key, void *ctx)
+{
+    struct ctl *c = ctx;
+    const struct kube_infd *d = snapshot_infd(c, key);
+    struct rec_snapshot snapshot;
+    struct rec_plan plan;
+    struct arena a;
+    uint64_t now = clock_wall_ns();
+    if (!d || !c->leading || c->stopping) {
+        queue_done(q, key);
+        return;
+    }
+    struct turn *t = turn_new(c, key, d);
+    arena_init(&a, ARENA_MAX);
+    if (snapshot_build(c, d, &a, &snapshot) || reconcile(&snapshot, now, &a, &plan)) {
+        log_error("the snapshot of a deployment is too large", LS("infd", key));
+        arena_fini(&a);
+        turn_end(t, false);
+        return;
+    }
+    t->steps = xcalloc(plan.n + 1, sizeof *t->steps);
+    for (size_t i = 0; i < plan.n; i++)
+        prepare(t, d, &plan, &plan.actions[i]);
+    t->requeue_ms = delay_ms(plan.requeue_at_ns, now);
+    arena_fini(&a);
+    next(t);
+}
