@@ -13,10 +13,10 @@
 #include <stdlib.h>
 #include <uthash.h>
 
-#define BEAT_MS        100
-#define BODY_MAX       (24u << 20) /* 2 x 1 Mi token ids, names, biases */
-#define QUEUED_MAX     (32u << 20) /* a client that reads so slowly is cut off */
-#define WARMUP_NS      (10 * NS_PER_S)
+#define BEAT_MS    100
+#define BODY_MAX   (24u << 20) /* 2 x 1 Mi token ids, names, biases */
+#define QUEUED_MAX (32u << 20) /* a client that reads so slowly is cut off */
+#define WARMUP_NS  (10 * NS_PER_S)
 
 struct call {
     uint64_t handle;
@@ -65,9 +65,11 @@ static struct events_state state_now(const struct api *a)
 
 static void tell_launcher(struct api *a)
 {
-    struct launcher_view v = {a->role, is_ready(a), a->draining, a->status.load.running, clock_mono_ns()};
+    struct launcher_view v = {a->role, is_ready(a), a->draining, a->status.load.running,
+                              clock_mono_ns()};
     const struct launcher_view *t = &a->told;
-    bool changed = !t->at_ns || v.role != t->role || v.ready != t->ready || v.draining != t->draining;
+    bool changed =
+        !t->at_ns || v.role != t->role || v.ready != t->ready || v.draining != t->draining;
     if (!a->c.launcher || (!changed && (v.running == t->running || v.at_ns - t->at_ns < NS_PER_S)))
         return;
     launcher_status(a->c.launcher, v.role, v.ready, v.draining, v.running);
@@ -135,7 +137,8 @@ void api_notify(void *api)
 
 /* ---- endpoints ---- */
 
-static void reply_error(struct httpd_req *req, int status, const char *code, const char *message, bool retry)
+static void reply_error(struct httpd_req *req, int status, const char *code, const char *message,
+                        bool retry)
 {
     struct buf b;
     buf_init(&b, 16384);
@@ -151,7 +154,8 @@ static bool authorised(const struct api *a, struct httpd_req *req)
 {
     const char *h = httpd_header(req, "Authorization");
     size_t n = strlen(a->c.secret);
-    if (h && strncmp(h, "Bearer ", 7) == 0 && strlen(h) == n + 7 && CRYPTO_memcmp(h + 7, a->c.secret, n) == 0)
+    if (h && strncmp(h, "Bearer ", 7) == 0 && strlen(h) == n + 7 &&
+        CRYPTO_memcmp(h + 7, a->c.secret, n) == 0)
         return true;
     httpd_set_header(req, "WWW-Authenticate", "Bearer");
     reply_error(req, 401, "unauthorized", "this needs the deployment's peer secret", false);
@@ -223,18 +227,22 @@ static void cancel(struct api *a, struct httpd_req *req)
     CLEANUP(json_decrefp) json_t *o = json_parse(httpd_body(req), 4096, 4, &e);
     const char *hex = o ? json_str_at(o, "id", "") : "";
     if (strlen(hex) != 32 || str_from_hex(str_c(hex), id, sizeof id)) {
-        reply_error(req, 400, "invalid_request", "the body must be {\"id\":\"<32 hex digits>\"}", false);
+        reply_error(req, 400, "invalid_request", "the body must be {\"id\":\"<32 hex digits>\"}",
+                    false);
         return;
     }
     if (a->engine)
-        engine_cancel_id(a->engine, __builtin_bswap64(le_get64(id)), __builtin_bswap64(le_get64(id + 8)));
+        engine_cancel_id(a->engine, __builtin_bswap64(le_get64(id)),
+                         __builtin_bswap64(le_get64(id + 8)));
     httpd_reply(req, 202, "application/json", STR("{}"));
 }
 
 static bool std_ready(void *ctx, struct buf *why)
 {
     const struct api *a = ctx;
-    const char *text = !a->engine ? "the model is being loaded" : a->draining ? "draining" : "the engine failed";
+    const char *text = !a->engine    ? "the model is being loaded"
+                       : a->draining ? "draining"
+                                     : "the engine failed";
     if (is_ready(a))
         return true;
     int rc = buf_cstr(why, text);
@@ -246,17 +254,18 @@ static int put_totals(const struct api *a, struct buf *b)
 {
     const struct engine_status *s = &a->status;
     const struct wire_load *l = &s->load;
-    return buf_printf(b,
-                      "\"totals\":{\"steps\":%llu,\"prompt_tokens\":%llu,\"cached_tokens\":%llu,"
-                      "\"generated_tokens\":%llu,\"preemptions\":%llu,\"fallbacks\":%llu,\"errors\":%llu,"
-                      "\"kv_bytes_in\":%llu,\"kv_bytes_out\":%llu},"
-                      "\"prefill_tokens_per_s\":%.3f,\"decode_step_s\":%.6f",
-                      (unsigned long long)s->steps, (unsigned long long)l->prompt_tokens_total,
-                      (unsigned long long)l->cached_tokens_total, (unsigned long long)l->generated_tokens_total,
-                      (unsigned long long)l->preemptions_total, (unsigned long long)s->fallbacks,
-                      (unsigned long long)s->errors, (unsigned long long)l->kv_bytes_in_total,
-                      (unsigned long long)l->kv_bytes_out_total, (double)l->prefill_tokens_per_s,
-                      (double)l->decode_step_s);
+    return buf_printf(
+        b,
+        "\"totals\":{\"steps\":%llu,\"prompt_tokens\":%llu,\"cached_tokens\":%llu,"
+        "\"generated_tokens\":%llu,\"preemptions\":%llu,\"fallbacks\":%llu,\"errors\":%llu,"
+        "\"kv_bytes_in\":%llu,\"kv_bytes_out\":%llu},"
+        "\"prefill_tokens_per_s\":%.3f,\"decode_step_s\":%.6f",
+        (unsigned long long)s->steps, (unsigned long long)l->prompt_tokens_total,
+        (unsigned long long)l->cached_tokens_total, (unsigned long long)l->generated_tokens_total,
+        (unsigned long long)l->preemptions_total, (unsigned long long)s->fallbacks,
+        (unsigned long long)s->errors, (unsigned long long)l->kv_bytes_in_total,
+        (unsigned long long)l->kv_bytes_out_total, (double)l->prefill_tokens_per_s,
+        (double)l->decode_step_s);
 }
 
 static int std_state(void *ctx, struct buf *b)
@@ -269,19 +278,23 @@ static int std_state(void *ctx, struct buf *b)
                         "\"http_port\":%u,\"xfer_port\":%u,\"streams\":%u,\"routers\":%u,\"name\":",
                         (unsigned long long)a->c.incarnation, wire_role_name(a->role),
                         is_ready(a) ? "true" : "false", a->draining ? "true" : "false", api_port(a),
-                        a->engine ? engine_xfer_port(a->engine) : 0, HASH_COUNT(a->calls), events_count(a->events));
+                        a->engine ? engine_xfer_port(a->engine) : 0, HASH_COUNT(a->calls),
+                        events_count(a->events));
     rc = rc ? rc : buf_json_str(b, str_c(a->c.name));
     rc = rc ? rc : buf_cstr(b, ",\"model\":");
     rc = rc ? rc : buf_json_str(b, str_c(a->c.model_name));
     rc = rc ? rc
-            : buf_printf(b,
-                         ",\"requests\":%u,\"orders\":%u,\"inbound\":%u,\"running\":%u,\"waiting\":%u,"
-                         "\"waiting_tokens\":%llu,\"resident_tokens\":%llu,\"kv\":{\"blocks\":%u,\"used\":%u,"
-                         "\"cached\":%u,\"quarantined\":%u,\"block_tokens\":%u,\"block_bytes\":%llu,\"check\":\"%s\"},",
-                         s->requests, s->orders, s->inbound, l->running, l->waiting,
-                         (unsigned long long)l->waiting_tokens, (unsigned long long)l->resident_tokens,
-                         l->kv_blocks, l->kv_blocks_used, l->kv_blocks_cached, s->kv_quarantined, l->block_tokens,
-                         (unsigned long long)a->c.kv.block_bytes, s->check);
+            : buf_printf(
+                  b,
+                  ",\"requests\":%u,\"orders\":%u,\"inbound\":%u,\"running\":%u,\"waiting\":%u,"
+                  "\"waiting_tokens\":%llu,\"resident_tokens\":%llu,\"kv\":{\"blocks\":%u,\"used\":"
+                  "%u,"
+                  "\"cached\":%u,\"quarantined\":%u,\"block_tokens\":%u,\"block_bytes\":%llu,"
+                  "\"check\":\"%s\"},",
+                  s->requests, s->orders, s->inbound, l->running, l->waiting,
+                  (unsigned long long)l->waiting_tokens, (unsigned long long)l->resident_tokens,
+                  l->kv_blocks, l->kv_blocks_used, l->kv_blocks_cached, s->kv_quarantined,
+                  l->block_tokens, (unsigned long long)a->c.kv.block_bytes, s->check);
     rc = rc ? rc : put_totals(a, b);
     return rc ? rc : buf_cstr(b, "}");
 }

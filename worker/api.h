@@ -1,5 +1,5 @@
-/* api.h: the worker's HTTP side (docs/contracts.md): generate streams, heartbeats, cancel, health, metrics, state. Runs in
- * the loop's thread; talks to the engine by its queues only. */
+/* api.h: the worker's HTTP side (docs/contracts.md): generate streams, heartbeats, cancel, health,
+ * metrics, state. Runs in the loop's thread; talks to the engine by its queues only. */
 #pragma once
 #include "lib/io/httpd.h"
 #include "worker/engine.h"
@@ -15,7 +15,7 @@ struct api_config {
     uint32_t max_queue;
     struct model_kv kv;
     const struct model_config *model;
-    struct launcher *launcher; /* or NULL: who is told of changes */
+    struct launcher *launcher;  /* or NULL: who is told of changes */
     void (*drained)(void *ctx); /* everything has ended and was handed out */
     void *ctx;
 };

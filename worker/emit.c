@@ -1,5 +1,5 @@
-/* Records and ends of choices and requests (engine_int.h). Nothing is freed here: an ended request is reaped at the end
- * of the engine's round, when its last records are handed out. */
+/* Records and ends of choices and requests (engine_int.h). Nothing is freed here: an ended request
+ * is reaped at the end of the engine's round, when its last records are handed out. */
 #include "lib/base/clock.h"
 #include "worker/engine_int.h"
 #include "worker/model/logprob.h"
@@ -156,7 +156,8 @@ void emit_finish(struct engine *g, struct seq *s, uint8_t finish)
         end_request(r);
 }
 
-static uint16_t error_json(struct buf *b, int status, const char *code, const char *message, bool retry)
+static uint16_t error_json(struct buf *b, int status, const char *code, const char *message,
+                           bool retry)
 {
     int rc = buf_printf(b, "{\"status\":%d,\"code\":", status);
     rc = rc ? rc : buf_json_str(b, str_c(code));
@@ -167,7 +168,8 @@ static uint16_t error_json(struct buf *b, int status, const char *code, const ch
     return (uint16_t)b->n;
 }
 
-static void put_error(struct buf *out, int status, const char *code, const char *message, bool retry)
+static void put_error(struct buf *out, int status, const char *code, const char *message,
+                      bool retry)
 {
     struct buf extra;
     buf_init(&extra, 16384);

@@ -104,7 +104,8 @@ static void submit(struct engine *g, struct mail *m)
         emit_refusal(g, m->a, 503, why, "this worker takes no requests now", true);
         return;
     }
-    if (request_new(m->body, m->n, &g->c.seed, g->c.kv.block_tokens, g->vocab, g->context, &r, &e)) {
+    if (request_new(m->body, m->n, &g->c.seed, g->c.kv.block_tokens, g->vocab, g->context, &r,
+                    &e)) {
         emit_refusal(g, m->a, 400, "invalid_request", e.msg, false);
         return;
     }
@@ -133,7 +134,8 @@ static void cancel(struct engine *g, struct request *r)
 static void drain_now(struct engine *g)
 {
     for (struct request *r = g->requests; r; r = r->next)
-        emit_error(g, r, 503, "draining", "the worker had to stop before the answer was complete", true);
+        emit_error(g, r, 503, "draining", "the worker had to stop before the answer was complete",
+                   true);
     g->drain_deadline_ns = UINT64_MAX;
 }
 
@@ -319,28 +321,40 @@ static void *engine_thread(void *arg)
 
 static void metrics_init(struct engine_metrics *m)
 {
-    m->waiting = metric_new(METRIC_GAUGE, "baton_worker_requests_waiting", "Requests and prefill orders that wait");
-    m->running = metric_new(METRIC_GAUGE, "baton_worker_requests_running", "Requests and prefill orders that run");
-    struct metric_family *f = metric_family(METRIC_GAUGE, "baton_worker_kv_blocks", "Blocks of the KV pool by state",
-                                            "state", NULL, 0);
+    m->waiting = metric_new(METRIC_GAUGE, "baton_worker_requests_waiting",
+                            "Requests and prefill orders that wait");
+    m->running = metric_new(METRIC_GAUGE, "baton_worker_requests_running",
+                            "Requests and prefill orders that run");
+    struct metric_family *f = metric_family(METRIC_GAUGE, "baton_worker_kv_blocks",
+                                            "Blocks of the KV pool by state", "state", NULL, 0);
     m->blocks_used = metric_series(f, "used");
     m->blocks_cached = metric_series(f, "cached");
     m->blocks_free = metric_series(f, "free");
     m->blocks_quarantined = metric_series(f, "quarantined");
-    m->prompt_tokens = metric_new(METRIC_COUNTER, "baton_worker_prompt_tokens_total", "Prompt tokens of requests begun");
-    m->cached_tokens = metric_new(METRIC_COUNTER, "baton_worker_cached_tokens_total", "Prompt tokens found in the prefix cache");
-    m->generated_tokens = metric_new(METRIC_COUNTER, "baton_worker_generated_tokens_total", "Tokens generated");
-    m->preemptions = metric_new(METRIC_COUNTER, "baton_worker_preemptions_total", "Sequences preempted for lack of KV blocks");
+    m->prompt_tokens = metric_new(METRIC_COUNTER, "baton_worker_prompt_tokens_total",
+                                  "Prompt tokens of requests begun");
+    m->cached_tokens = metric_new(METRIC_COUNTER, "baton_worker_cached_tokens_total",
+                                  "Prompt tokens found in the prefix cache");
+    m->generated_tokens =
+        metric_new(METRIC_COUNTER, "baton_worker_generated_tokens_total", "Tokens generated");
+    m->preemptions = metric_new(METRIC_COUNTER, "baton_worker_preemptions_total",
+                                "Sequences preempted for lack of KV blocks");
     m->fallbacks = metric_new(METRIC_COUNTER, "baton_worker_prefill_fallbacks_total",
                               "Prompts computed here because their prefill worker could not");
-    m->kv_in = metric_new(METRIC_COUNTER, "baton_worker_kv_received_bytes_total", "KV received from prefill workers");
-    m->kv_out = metric_new(METRIC_COUNTER, "baton_worker_kv_sent_bytes_total", "KV pushed to decode workers");
-    m->ttft = metric_new(METRIC_HISTOGRAM, "baton_worker_time_to_first_token_seconds", "From arrival here to the first token");
-    m->queue = metric_new(METRIC_HISTOGRAM, "baton_worker_queue_seconds", "From arrival here to the first step");
-    m->step = metric_new(METRIC_HISTOGRAM, "baton_worker_step_seconds", "Duration of a step of the engine");
-    m->step_rows = metric_new(METRIC_COUNTER, "baton_worker_step_rows_total", "Rows (tokens) computed by steps");
-    m->ended = metric_family(METRIC_COUNTER, "baton_worker_ends_total", "Choices and requests that ended, by reason",
-                             "reason", NULL, 0);
+    m->kv_in = metric_new(METRIC_COUNTER, "baton_worker_kv_received_bytes_total",
+                          "KV received from prefill workers");
+    m->kv_out = metric_new(METRIC_COUNTER, "baton_worker_kv_sent_bytes_total",
+                           "KV pushed to decode workers");
+    m->ttft = metric_new(METRIC_HISTOGRAM, "baton_worker_time_to_first_token_seconds",
+                         "From arrival here to the first token");
+    m->queue = metric_new(METRIC_HISTOGRAM, "baton_worker_queue_seconds",
+                          "From arrival here to the first step");
+    m->step = metric_new(METRIC_HISTOGRAM, "baton_worker_step_seconds",
+                         "Duration of a step of the engine");
+    m->step_rows = metric_new(METRIC_COUNTER, "baton_worker_step_rows_total",
+                              "Rows (tokens) computed by steps");
+    m->ended = metric_family(METRIC_COUNTER, "baton_worker_ends_total",
+                             "Choices and requests that ended, by reason", "reason", NULL, 0);
 }
 
 static int open_xfer(struct engine *g, struct err *e)

@@ -1,9 +1,10 @@
 /* engine.h: the thread that owns device, scheduler and KV of a worker, as other threads see it.
  *
- * They post messages (engine_submit, _cancel, _set_role, _drain); it works in steps: take messages and transfer
- * events, schedule, run the model, sample, hand records out. What it has to say is fetched with engine_take() after
- * config.notify was called (on the engine's thread; it must only wake the fetcher). The two queues' mutexes are the only
- * locks. Every submitted handle ends with exactly one piece of output that has `last` set, unless it was cancelled. */
+ * They post messages (engine_submit, _cancel, _set_role, _drain); it works in steps: take messages
+ * and transfer events, schedule, run the model, sample, hand records out. What it has to say is
+ * fetched with engine_take() after config.notify was called (on the engine's thread; it must only
+ * wake the fetcher). The two queues' mutexes are the only locks. Every submitted handle ends with
+ * exactly one piece of output that has `last` set, unless it was cancelled. */
 #pragma once
 #include "lib/wire/heartbeat.h"
 #include "lib/xfer/xfer.h"
@@ -14,11 +15,11 @@ struct engine;
 
 struct engine_config {
     const struct model *model;
-    struct model_kv kv;           /* layout; pool.len >= n_blocks * kv.block_bytes */
+    struct model_kv kv; /* layout; pool.len >= n_blocks * kv.block_bytes */
     enum model_kv_dtype kv_dtype;
     uint32_t n_blocks;
-    struct xfer_pool pool;        /* outlives the engine */
-    struct block_name seed;       /* names of blocks of requests that bring none */
+    struct xfer_pool pool;  /* outlives the engine */
+    struct block_name seed; /* names of blocks of requests that bring none */
     uint32_t threads, max_rows, logit_rows, max_running, max_context;
     uint64_t incarnation;
     enum wire_role role;
@@ -64,9 +65,12 @@ uint16_t engine_xfer_port(const struct engine *g);
 /* Any thread. The body (malloc'ed, an encoded wire_request) is taken over. */
 void engine_submit(struct engine *g, uint64_t handle, void *body, size_t n);
 void engine_cancel(struct engine *g, uint64_t handle);
-void engine_cancel_id(struct engine *g, uint64_t id0, uint64_t id1); /* answers with an error record */
+void engine_cancel_id(struct engine *g, uint64_t id0,
+                      uint64_t id1); /* answers with an error record */
 void engine_set_role(struct engine *g, enum wire_role role);
-void engine_drain(struct engine *g, uint64_t deadline_ns); /* refuse what is new; abort what is left at the deadline */
+void engine_drain(
+    struct engine *g,
+    uint64_t deadline_ns); /* refuse what is new; abort what is left at the deadline */
 
 void engine_take(struct engine *g, struct engine_output *out);
 void engine_records_free(struct engine_records *r);

@@ -1,5 +1,6 @@
-/* engine_int.h: the engine's own state, shared by engine.c (thread and queues), step.c (one step), emit.c (records and
- * ends) and handover.c (both sides of a transfer). Everything belongs to the engine's thread but what `lock` guards. */
+/* engine_int.h: the engine's own state, shared by engine.c (thread and queues), step.c (one step),
+ * emit.c (records and ends) and handover.c (both sides of a transfer). Everything belongs to the
+ * engine's thread but what `lock` guards. */
 #pragma once
 #include "lib/base/metrics.h"
 #include "lib/decide/schedule.h"
@@ -24,7 +25,7 @@ struct mail {
 struct inbound {
     struct inbound *prev, *next;
     uint64_t id;
-    struct request *req; /* NULL: nobody wants it any more */
+    struct request *req;          /* NULL: nobody wants it any more */
     uint32_t *have, n_have;       /* cached blocks held for it, left out of the push */
     uint32_t *granted, n_granted; /* held once each; quarantined after a failure */
     uint32_t asked;               /* blocks wanted, not granted yet */
@@ -53,7 +54,8 @@ struct step_scratch {
 };
 
 struct engine_metrics {
-    struct metric *waiting, *running, *blocks_used, *blocks_cached, *blocks_free, *blocks_quarantined;
+    struct metric *waiting, *running, *blocks_used, *blocks_cached, *blocks_free,
+        *blocks_quarantined;
     struct metric *prompt_tokens, *cached_tokens, *generated_tokens, *preemptions, *fallbacks;
     struct metric *kv_in, *kv_out, *ttft, *queue, *step, *step_rows;
     struct metric_family *ended; /* by reason */
@@ -70,8 +72,8 @@ struct engine {
     struct step_scratch scratch;
     uint32_t context; /* tokens of one sequence: the model's, bounded by the pool */
 
-    struct request *requests;   /* all, orders too */
-    struct seq **running;       /* by arrival, oldest first */
+    struct request *requests; /* all, orders too */
+    struct seq **running;     /* by arrival, oldest first */
     uint32_t n_running, cap_running;
     struct seq *waiting, *waiting_tail;
     uint32_t n_waiting;
@@ -95,23 +97,24 @@ struct engine {
     size_t n_out_events, cap_out_events;
 };
 
-
-
 /* queue.c: who waits and who runs */
-void queue_push(struct engine *g, struct seq *s);      /* to the tail */
+void queue_push(struct engine *g, struct seq *s); /* to the tail */
 void queue_push_head(struct engine *g, struct seq *s);
 void queue_remove(struct engine *g, struct seq *s);
 void running_add(struct engine *g, struct seq *s);
 void running_remove(struct engine *g, struct seq *s);
 void request_link(struct engine *g, struct request *r);
 void request_unlink_free(struct engine *g, struct request *r); /* it holds no block any more */
-void request_stop(struct engine *g, struct request *r); /* ends its choices, gives their blocks back */
+void request_stop(struct engine *g,
+                  struct request *r); /* ends its choices, gives their blocks back */
 
 /* emit.c: records and ends. A request that ended is reaped at the end of the engine's round */
 void emit_token(struct engine *g, struct seq *s, uint32_t id, const float *logits);
-void emit_given(struct engine *g, struct seq *s, const struct wire_record *from); /* what a prefill worker sampled */
+void emit_given(struct engine *g, struct seq *s,
+                const struct wire_record *from); /* what a prefill worker sampled */
 void emit_prompt(struct engine *g, struct seq *s, uint32_t position, const float *logits);
-void emit_finish(struct engine *g, struct seq *s, uint8_t finish); /* ends the choice; with the last one the request */
+void emit_finish(struct engine *g, struct seq *s,
+                 uint8_t finish); /* ends the choice; with the last one the request */
 void emit_error(struct engine *g, struct request *r, int status, const char *code,
                 const char *message, bool retry);
 void emit_flush(struct engine *g, struct request *r); /* hands out the records written since */
@@ -120,17 +123,20 @@ void emit_refusal(struct engine *g, uint64_t handle, int status, const char *cod
 
 /* step.c */
 bool step_run(struct engine *g); /* false: nothing could be run */
-void step_fork(struct engine *g, struct seq *s); /* a choice that begins where choice 0 has the prompt's KV */
+void step_fork(struct engine *g,
+               struct seq *s); /* a choice that begins where choice 0 has the prompt's KV */
 void step_free(struct engine *g);
 
 /* handover.c: both sides of a transfer */
 bool handover_order(struct engine *g, struct request *r); /* false: compute it here */
-void handover_abandon(struct engine *g, struct request *r, const char *why); /* its transfer to here, if any */
+void handover_abandon(struct engine *g, struct request *r,
+                      const char *why); /* its transfer to here, if any */
 void handover_events(struct engine *g);
 void handover_grant(struct engine *g); /* to prefill workers that asked, as blocks come free */
 void handover_ask(struct engine *g);   /* for orders near the head of the queue */
 void handover_prefix(struct engine *g, struct seq *s); /* pushes the blocks that were cached here */
-void handover_chunk(struct engine *g, struct seq *s, uint32_t tokens, struct push *p); /* plans a chunk's push */
+void handover_chunk(struct engine *g, struct seq *s, uint32_t tokens,
+                    struct push *p); /* plans a chunk's push */
 void handover_layer(struct engine *g, const struct push *p, uint32_t layer);
 void handover_done(struct engine *g, struct request *r);
 void handover_fail(struct engine *g, struct request *r, const char *why); /* an order */

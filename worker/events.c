@@ -121,7 +121,8 @@ static void send_frame(struct events *v, struct subscriber *s, const struct even
     httpd_abort(s->req);
 }
 
-static void broadcast(struct events *v, const struct events_state *st, uint32_t n_added, uint32_t n_removed)
+static void broadcast(struct events *v, const struct events_state *st, uint32_t n_added,
+                      uint32_t n_removed)
 {
     for (struct subscriber *s = v->subscribers, *next; s; s = next) {
         next = s->next;

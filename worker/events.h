@@ -1,5 +1,6 @@
-/* events.h: heartbeats to every router that listens (lib/wire/heartbeat.h): on a tick, and at once on a change. Keeps a mirror
- * of the cached block names, so that a router that connects gets all of them first. One thread, the loop's. */
+/* events.h: heartbeats to every router that listens (lib/wire/heartbeat.h): on a tick, and at once
+ * on a change. Keeps a mirror of the cached block names, so that a router that connects gets all of
+ * them first. One thread, the loop's. */
 #pragma once
 #include "lib/io/httpd.h"
 #include "worker/engine.h"

@@ -1,10 +1,12 @@
-/* Both sides of a KV transfer in the engine (engine_int.h; the protocol and its promises are lib/xfer/xfer.h).
+/* Both sides of a KV transfer in the engine (engine_int.h; the protocol and its promises are
+ * lib/xfer/xfer.h).
  *
- * At home (decode): a request is ordered from its prefill worker; cached blocks are held meanwhile and left out of
- * the push; blocks are granted when asked for; done hands over blocks and first tokens. A failure before done quarantines
- * the granted blocks and has the prompt computed here instead, exactly: no client has seen a byte of it.
- * Prefill: an order queues like a request; it asks for blocks near the head of the queue and runs once they are granted. Its
- * blocks are held until the transfer is released, whatever becomes of it. */
+ * At home (decode): a request is ordered from its prefill worker; cached blocks are held meanwhile
+ * and left out of the push; blocks are granted when asked for; done hands over blocks and first
+ * tokens. A failure before done quarantines the granted blocks and has the prompt computed here
+ * instead, exactly: no client has seen a byte of it. Prefill: an order queues like a request; it
+ * asks for blocks near the head of the queue and runs once they are granted. Its blocks are held
+ * until the transfer is released, whatever becomes of it. */
 #include "lib/base/clock.h"
 #include "lib/base/log.h"
 #include "lib/wire/le.h"
@@ -15,12 +17,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#define ORDER_MAGIC    0x444f5442u /* "BTOD": u32 magic, u32 have_blocks, u64 0, then the encoded request */
-#define DONE_MAGIC     0x4e445442u /* "BTDN": u32 magic, u32 cached_tokens, u64 prefill_us, then records */
-#define HEADER_BYTES   16u
-#define ASK_AHEAD      4u          /* orders that may hold a grant before they run */
-#define GRANT_WAIT_NS  (10 * NS_PER_S)
-#define ECHO_BYTES_MAX (4u << 20)  /* of prompt logprobs in a done message; larger ones are computed at home */
+#define ORDER_MAGIC                                                                                \
+    0x444f5442u /* "BTOD": u32 magic, u32 have_blocks, u64 0, then the encoded request */
+#define DONE_MAGIC                                                                                 \
+    0x4e445442u /* "BTDN": u32 magic, u32 cached_tokens, u64 prefill_us, then records */
+#define HEADER_BYTES  16u
+#define ASK_AHEAD     4u /* orders that may hold a grant before they run */
+#define GRANT_WAIT_NS (10 * NS_PER_S)
+#define ECHO_BYTES_MAX                                                                             \
+    (4u << 20) /* of prompt logprobs in a done message; larger ones are computed at home */
 
 static struct inbound *inbound_of(struct engine *g, uint64_t id)
 {
@@ -66,7 +71,9 @@ static void drop_have(struct engine *g, struct inbound *in)
 static bool wants_remote(const struct engine *g, const struct request *r)
 {
     const struct wire_request *w = &r->wire;
-    size_t echo = w->flags & WIRE_PROMPT_LOGPROBS ? (size_t)w->n_prompt * (WIRE_RECORD_BYTES + 8u * w->n_top) : 0;
+    size_t echo = w->flags & WIRE_PROMPT_LOGPROBS
+                      ? (size_t)w->n_prompt * (WIRE_RECORD_BYTES + 8u * w->n_top)
+                      : 0;
     return g->xfer && w->prefill.port && w->prefill.incarnation != g->c.incarnation &&
            w->max_tokens > w->n_generated && echo <= ECHO_BYTES_MAX &&
            r->body_bytes + HEADER_BYTES <= XFER_PAYLOAD_MAX;
@@ -84,7 +91,8 @@ static void compute_here(struct engine *g, struct request *r, const char *why)
     queue_push_head(g, &r->seqs[0]);
 }
 
-/* Holds the cached prefix, unless the pool is too small to keep idle blocks waiting for a remote prefill. */
+/* Holds the cached prefix, unless the pool is too small to keep idle blocks waiting for a remote
+ * prefill. */
 static void hold_prefix(struct engine *g, struct seq *s, struct inbound *in)
 {
     struct kv_counts c = kv_counts(g->kv);
@@ -233,7 +241,8 @@ static void take_records(struct engine *g, struct request *r, struct str all)
         }
 }
 
-static void adopt(struct engine *g, struct inbound *in, const struct xfer_event *ev, struct str records)
+static void adopt(struct engine *g, struct inbound *in, const struct xfer_event *ev,
+                  struct str records)
 {
     struct request *r = in->req;
     struct seq *s = &r->seqs[0];
@@ -386,7 +395,8 @@ void handover_prefix(struct engine *g, struct seq *s)
     free(p.pieces);
 }
 
-/* Blocks that the chunk [computed, computed + tokens) fills, the last one of the prompt also when partial. */
+/* Blocks that the chunk [computed, computed + tokens) fills, the last one of the prompt also when
+ * partial. */
 void handover_chunk(struct engine *g, struct seq *s, uint32_t tokens, struct push *p)
 {
     uint32_t bt = g->c.kv.block_tokens, have = s->req->have_blocks, end = s->computed + tokens;

@@ -1,14 +1,17 @@
-/* kv.h: who holds which block of the paged KV pool, and under which names cached blocks can be found again.
+/* kv.h: who holds which block of the paged KV pool, and under which names cached blocks can be
+ * found again.
  *
- * A block is in exactly one state: free (nobody holds it; when it has a name its KV can be found by it until it is
- * allocated anew), used (ref >= 1 tables hold it), or quarantined (granted to a transfer that failed, whose writers may
- * still be at work). Free blocks form one list, least recently used first; unnamed ones go to its head. kv_release gives
- * back a table from its tail, so that the tail of a prefix is evicted before its head.
+ * A block is in exactly one state: free (nobody holds it; when it has a name its KV can be found by
+ * it until it is allocated anew), used (ref >= 1 tables hold it), or quarantined (granted to a
+ * transfer that failed, whose writers may still be at work). Free blocks form one list, least
+ * recently used first; unnamed ones go to its head. kv_release gives back a table from its tail, so
+ * that the tail of a prefix is evicted before its head.
  *
- * The prefix cache: 128-bit names (lib/llm/blocks.h) of full blocks; the tokens are compared on every hit. Of two blocks with
- * the same name the first keeps it. A named block's KV never changes.
+ * The prefix cache: 128-bit names (lib/llm/blocks.h) of full blocks; the tokens are compared on
+ * every hit. Of two blocks with the same name the first keeps it. A named block's KV never changes.
  *
- * The memory itself is the caller's (block numbers only, here). One thread. kv_check() states the invariants.
+ * The memory itself is the caller's (block numbers only, here). One thread. kv_check() states the
+ * invariants.
  */
 #pragma once
 #include "lib/llm/blocks.h"
@@ -18,7 +21,8 @@
 struct kv;
 
 struct kv_counts {
-    uint32_t total, free, cached, used, quarantined; /* cached: free and named; total = free + used + quarantined */
+    uint32_t total, free, cached, used,
+        quarantined; /* cached: free and named; total = free + used + quarantined */
 };
 
 struct kv *kv_new(uint32_t n_blocks, uint32_t block_tokens);
@@ -30,11 +34,12 @@ uint32_t kv_block_tokens(const struct kv *kv);
 uint32_t kv_alloc(struct kv *kv);
 void kv_hold(struct kv *kv, uint32_t block); /* one more holder; takes a free block off the list */
 void kv_drop(struct kv *kv, uint32_t block); /* one holder less; the last one frees it */
-void kv_release(struct kv *kv, const uint32_t *blocks, uint32_t n); /* kv_drop of each, last first */
+void kv_release(struct kv *kv, const uint32_t *blocks,
+                uint32_t n); /* kv_drop of each, last first */
 uint32_t kv_refs(const struct kv *kv, uint32_t block);
 
-/* The longest run of names[0..n) that are cached with exactly these tokens (n * block_tokens of them) into blocks, not held
- * yet. *idle is how many of them nobody holds. */
+/* The longest run of names[0..n) that are cached with exactly these tokens (n * block_tokens of
+ * them) into blocks, not held yet. *idle is how many of them nobody holds. */
 uint32_t kv_find(const struct kv *kv, const struct block_name *names, const uint32_t *tokens,
                  uint32_t n, uint32_t *blocks, uint32_t *idle);
 /* Names a held, full block; does nothing when it or another block has the name already. */
@@ -52,5 +57,6 @@ struct kv_event {
 const struct kv_event *kv_events(const struct kv *kv, size_t *n);
 void kv_events_clear(struct kv *kv);
 
-/* NULL, or what is wrong. refs[b] (may be NULL) is how many tables the caller knows to hold block b. */
+/* NULL, or what is wrong. refs[b] (may be NULL) is how many tables the caller knows to hold block
+ * b. */
 const char *kv_check(const struct kv *kv, const uint32_t *refs);

@@ -58,7 +58,8 @@ static ssize_t receive(struct launcher *l, int flags)
 {
     char data[4096], control[CMSG_SPACE(4 * sizeof(int))];
     struct iovec v = {data, sizeof data};
-    struct msghdr m = {.msg_iov = &v, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+    struct msghdr m = {
+        .msg_iov = &v, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
     ssize_t n;
     do
         n = recvmsg(l->fd, &m, flags | MSG_CMSG_CLOEXEC);
@@ -94,7 +95,8 @@ static json_t *next_line(struct launcher *l)
     return o;
 }
 
-static int take_start(struct launcher *l, const json_t *o, struct launcher_start *out, struct err *e)
+static int take_start(struct launcher *l, const json_t *o, struct launcher_start *out,
+                      struct err *e)
 {
     const char *hex = json_str_at(o, "incarnation", "");
     struct launcher_start s = {.role = wire_role_parse(json_str_at(o, "role", "standby")),
@@ -171,7 +173,8 @@ static void on_readable(uv_poll_t *p, int status, int events)
     }
 }
 
-int launcher_watch(struct launcher *l, uv_loop_t *loop, const struct launcher_callbacks *cb, struct err *e)
+int launcher_watch(struct launcher *l, uv_loop_t *loop, const struct launcher_callbacks *cb,
+                   struct err *e)
 {
     int rc = uv_poll_init(loop, &l->poll, l->fd);
     l->poll.data = l;
@@ -183,10 +186,13 @@ int launcher_watch(struct launcher *l, uv_loop_t *loop, const struct launcher_ca
     return rc ? err_set(e, -rc, "can't watch the launcher's socket: %s", uv_strerror(rc)) : 0;
 }
 
-void launcher_status(struct launcher *l, enum wire_role role, bool ready, bool draining, uint32_t running)
+void launcher_status(struct launcher *l, enum wire_role role, bool ready, bool draining,
+                     uint32_t running)
 {
-    int rc = buf_printf(&l->out, "{\"type\":\"status\",\"role\":\"%s\",\"ready\":%s,\"draining\":%s,\"running\":%u}\n",
-                        wire_role_name(role), ready ? "true" : "false", draining ? "true" : "false", running);
+    int rc = buf_printf(
+        &l->out,
+        "{\"type\":\"status\",\"role\":\"%s\",\"ready\":%s,\"draining\":%s,\"running\":%u}\n",
+        wire_role_name(role), ready ? "true" : "false", draining ? "true" : "false", running);
     if (rc)
         log_warn("the launcher does not read its messages");
     flush(l);

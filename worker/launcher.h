@@ -1,5 +1,6 @@
-/* launcher.h: the worker's end of the socket to "baton-agent launch" (docs/contracts.md): one JSON object a line; the
- * start message carries the read-only weights as a file descriptor. One thread, that of the loop. */
+/* launcher.h: the worker's end of the socket to "baton-agent launch" (docs/contracts.md): one JSON
+ * object a line; the start message carries the read-only weights as a file descriptor. One thread,
+ * that of the loop. */
 #pragma once
 #include "lib/base/buf.h"
 #include "lib/wire/heartbeat.h"
@@ -27,6 +28,8 @@ void launcher_free(struct launcher *l); /* after launcher_watch the loop must ru
 int launcher_wait(struct launcher *l, struct launcher_start *out, struct err *e) MUST_CHECK;
 int launcher_watch(struct launcher *l, uv_loop_t *loop, const struct launcher_callbacks *cb,
                    struct err *e) MUST_CHECK;
-/* Sent when something in it changed (running only with another change, or once a second at most: the caller decides). */
-void launcher_status(struct launcher *l, enum wire_role role, bool ready, bool draining, uint32_t running);
+/* Sent when something in it changed (running only with another change, or once a second at most:
+ * the caller decides). */
+void launcher_status(struct launcher *l, enum wire_role role, bool ready, bool draining,
+                     uint32_t running);
 void launcher_drained(struct launcher *l);

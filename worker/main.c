@@ -17,7 +17,10 @@ int main(int argc, char **argv)
         rc = err_set(&e, 22, "--log-level must be error, warn, info or debug");
     log_init("baton-worker", o.log_format ? o.log_format : "json", level);
     if (rc == 0)
-        rc = o.plan ? mode_plan(&o, &e) : o.fill ? mode_fill(&o, &e) : o.score ? mode_score(&o, &e) : serve(&o, &e);
+        rc = o.plan    ? mode_plan(&o, &e)
+             : o.fill  ? mode_fill(&o, &e)
+             : o.score ? mode_score(&o, &e)
+                       : serve(&o, &e);
     if (rc == 0)
         return 0;
     fprintf(stderr, "baton-worker: %s\n", e.msg);

@@ -9,17 +9,21 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* The image has one form for all instruction sets; what the kernels read of it is named for the agent's key. */
+/* The image has one form for all instruction sets; what the kernels read of it is named for the
+ * agent's key. */
 #define IMAGE_LAYOUT "rows16"
 
 static void print_plan(const struct model_config *c, const struct budget *b, uint64_t weights)
 {
-    printf("{\"weights_bytes\":%llu,\"kv_bytes\":%llu,\"other_bytes\":%llu,\"isa\":\"x86\",\"layout\":\"%s\","
-           "\"kv_block_bytes\":%llu,\"block_tokens\":%u,\"context_tokens\":%u,\"layers\":%u,\"kv_heads\":%u,"
+    printf("{\"weights_bytes\":%llu,\"kv_bytes\":%llu,\"other_bytes\":%llu,\"isa\":\"x86\","
+           "\"layout\":\"%s\","
+           "\"kv_block_bytes\":%llu,\"block_tokens\":%u,\"context_tokens\":%u,\"layers\":%u,\"kv_"
+           "heads\":%u,"
            "\"head_dim\":%u,\"vocab\":%u,\"parameters\":%llu}\n",
-           (unsigned long long)weights, (unsigned long long)b->kv_bytes, (unsigned long long)b->other_bytes,
-           IMAGE_LAYOUT, (unsigned long long)b->kv.block_bytes, b->kv.block_tokens, b->context, c->n_layers,
-           c->n_kv_heads, c->head_dim, c->vocab, (unsigned long long)c->n_params);
+           (unsigned long long)weights, (unsigned long long)b->kv_bytes,
+           (unsigned long long)b->other_bytes, IMAGE_LAYOUT, (unsigned long long)b->kv.block_bytes,
+           b->kv.block_tokens, b->context, c->n_layers, c->n_kv_heads, c->head_dim, c->vocab,
+           (unsigned long long)c->n_params);
 }
 
 int mode_plan(const struct options *o, struct err *e)
@@ -78,7 +82,8 @@ static int parse_ids(const char *text, uint32_t **out, uint32_t *n_out, struct e
         rest = str_cut(rest, ',', &head);
         if (str_to_u64(str_trim(head), 0, UINT32_MAX, &v)) {
             free(ids);
-            return err_set(e, EINVAL, "--ids takes token ids such as 1,2,3, not \"" STR_FMT "\"", STR_ARG(head));
+            return err_set(e, EINVAL, "--ids takes token ids such as 1,2,3, not \"" STR_FMT "\"",
+                           STR_ARG(head));
         }
         ids[n++] = (uint32_t)v;
     }

@@ -1,5 +1,5 @@
-/* modes.h: what baton-worker does besides serving: --plan, --fill and --score (docs/contracts.md). Each prints one JSON
- * object on stdout. */
+/* modes.h: what baton-worker does besides serving: --plan, --fill and --score (docs/contracts.md).
+ * Each prints one JSON object on stdout. */
 #pragma once
 #include "worker/options.h"
 

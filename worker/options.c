@@ -9,50 +9,81 @@
 
 #define O(field) CONF(struct options, field)
 static const struct conf_opt opts[] = {
-    {"--plan", NULL, CONF_BOOL, O(plan), "false", 0, 0, "print what the model needs as JSON, load nothing", NULL},
-    {"--fill", NULL, CONF_BOOL, O(fill), "false", 0, 0, "write the weight image into the inherited fd, print its checksum", NULL},
-    {"--score", NULL, CONF_BOOL, O(score), "false", 0, 0, "print the log-probability of each of --ids as JSON", NULL},
+    {"--plan", NULL, CONF_BOOL, O(plan), "false", 0, 0,
+     "print what the model needs as JSON, load nothing", NULL},
+    {"--fill", NULL, CONF_BOOL, O(fill), "false", 0, 0,
+     "write the weight image into the inherited fd, print its checksum", NULL},
+    {"--score", NULL, CONF_BOOL, O(score), "false", 0, 0,
+     "print the log-probability of each of --ids as JSON", NULL},
     {"--model", NULL, CONF_STR, O(model), "", 0, 0, "GGUF file", "FILE"},
     {"--ids", NULL, CONF_STR, O(ids), "", 0, 0, "token ids to score", "1,2,3"},
-    {"--isa", "BATON_ISA", CONF_STR, O(isa), "", 0, 0, "scalar, avx2 or avx512; the best there is", "ISA"},
-    {"--role", NULL, CONF_STR, O(role), "unified", 0, 0, "role to start in (without a launcher)", "ROLE"},
-    {"--host", "BATON_POD_IP", CONF_STR, O(host), "127.0.0.1", 0, 0, "numeric address to listen on", "IP"},
-    {"--http-port", "BATON_HTTP_PORT", CONF_U64, O(http_port), "8000", 0, 65535, "API port; 0: any", "PORT"},
-    {"--xfer-port", "BATON_XFER_PORT", CONF_U64, O(xfer_port), "8001", 0, 65535, "KV transfer port; 0: any", "PORT"},
-    {"--secret-file", NULL, CONF_STR, O(secret_file), "", 0, 0, "file with the deployment's peer secret", "FILE"},
-    {"--peer-dir", "BATON_PEER_DIR", CONF_STR, O(peer_dir), "", 0, 0, "folder with the file \"secret\"", "DIR"},
-    {"--shm-dir", "BATON_SHM_DIR", CONF_STR, O(shm_dir), "", 0, 0, "where workers of one host meet; empty: TCP only", "DIR"},
-    {"--xfer", "BATON_XFER", CONF_STR, O(xfer), "auto", 0, 0, "KV transfer path: auto, shm, tcp or none", "PATH"},
-    {"--threads", NULL, CONF_U64, O(threads), "0", 0, 64, "compute threads; 0: from the CPU limit", "N"},
-    {"--kv-bytes", "BATON_KV_BYTES", CONF_BYTES, O(kv_bytes), "0", 0, 0, "size of the KV pool; 0: what the limit leaves", "BYTES"},
+    {"--isa", "BATON_ISA", CONF_STR, O(isa), "", 0, 0, "scalar, avx2 or avx512; the best there is",
+     "ISA"},
+    {"--role", NULL, CONF_STR, O(role), "unified", 0, 0, "role to start in (without a launcher)",
+     "ROLE"},
+    {"--host", "BATON_POD_IP", CONF_STR, O(host), "127.0.0.1", 0, 0, "numeric address to listen on",
+     "IP"},
+    {"--http-port", "BATON_HTTP_PORT", CONF_U64, O(http_port), "8000", 0, 65535, "API port; 0: any",
+     "PORT"},
+    {"--xfer-port", "BATON_XFER_PORT", CONF_U64, O(xfer_port), "8001", 0, 65535,
+     "KV transfer port; 0: any", "PORT"},
+    {"--secret-file", NULL, CONF_STR, O(secret_file), "", 0, 0,
+     "file with the deployment's peer secret", "FILE"},
+    {"--peer-dir", "BATON_PEER_DIR", CONF_STR, O(peer_dir), "", 0, 0,
+     "folder with the file \"secret\"", "DIR"},
+    {"--shm-dir", "BATON_SHM_DIR", CONF_STR, O(shm_dir), "", 0, 0,
+     "where workers of one host meet; empty: TCP only", "DIR"},
+    {"--xfer", "BATON_XFER", CONF_STR, O(xfer), "auto", 0, 0,
+     "KV transfer path: auto, shm, tcp or none", "PATH"},
+    {"--threads", NULL, CONF_U64, O(threads), "0", 0, 64, "compute threads; 0: from the CPU limit",
+     "N"},
+    {"--kv-bytes", "BATON_KV_BYTES", CONF_BYTES, O(kv_bytes), "0", 0, 0,
+     "size of the KV pool; 0: what the limit leaves", "BYTES"},
     {"--kv-dtype", "BATON_KV_DTYPE", CONF_STR, O(kv_dtype), "f16", 0, 0, "f16 or f32", "TYPE"},
-    {"--block-tokens", "BATON_KV_BLOCK_TOKENS", CONF_U64, O(block_tokens), "32", 32, 256, "tokens a KV block", "N"},
-    {"--max-context", "BATON_MAX_CONTEXT", CONF_U64, O(max_context), "0", 0, 1 << 20, "tokens of one sequence; 0: the model's", "N"},
-    {"--max-rows", "BATON_MAX_ROWS", CONF_U64, O(max_rows), "512", 16, 8192, "most tokens in one step", "N"},
-    {"--max-running", "BATON_MAX_RUNNING", CONF_U64, O(max_running), "32", 1, 512, "most sequences in one step", "N"},
-    {"--max-queue", "BATON_MAX_QUEUE", CONF_U64, O(max_queue), "512", 1, 65536, "requests taken before 429", "N"},
-    {"--drain-seconds", "BATON_DRAIN_SECONDS", CONF_U64, O(drain_s), "30", 1, 86400, "time that running requests get when draining", "S"},
-    {"--incarnation", NULL, CONF_STR, O(incarnation), "", 0, 0, "16 hex digits (without a launcher); drawn when absent", "HEX"},
-    {"--sha256", "BATON_MODEL_SHA256", CONF_STR, O(sha256), "", 0, 0, "revision of the model, part of block names", "HEX"},
-    {"--source", "BATON_MODEL_SOURCE", CONF_STR, O(source), "", 0, 0, "where the model comes from, file:// first", "URL"},
-    {"--model-name", "BATON_MODEL_NAME", CONF_STR, O(model_name), "", 0, 0, "name that the model is served under", "NAME"},
-    {"--pod-name", "BATON_POD_NAME", CONF_STR, O(pod_name), "", 0, 0, "name of this worker in logs and state", "NAME"},
-    {"--cpu-limit-milli", "BATON_CPU_LIMIT_MILLI", CONF_U64, O(cpu_limit_milli), "0", 0, 1e9, "CPU limit in thousandths; 0: none", "N"},
-    {"--memory-limit-bytes", "BATON_MEMORY_LIMIT_BYTES", CONF_U64, O(memory_limit_bytes), "0", 0, 0, "memory limit; 0: none", "N"},
+    {"--block-tokens", "BATON_KV_BLOCK_TOKENS", CONF_U64, O(block_tokens), "32", 32, 256,
+     "tokens a KV block", "N"},
+    {"--max-context", "BATON_MAX_CONTEXT", CONF_U64, O(max_context), "0", 0, 1 << 20,
+     "tokens of one sequence; 0: the model's", "N"},
+    {"--max-rows", "BATON_MAX_ROWS", CONF_U64, O(max_rows), "512", 16, 8192,
+     "most tokens in one step", "N"},
+    {"--max-running", "BATON_MAX_RUNNING", CONF_U64, O(max_running), "32", 1, 512,
+     "most sequences in one step", "N"},
+    {"--max-queue", "BATON_MAX_QUEUE", CONF_U64, O(max_queue), "512", 1, 65536,
+     "requests taken before 429", "N"},
+    {"--drain-seconds", "BATON_DRAIN_SECONDS", CONF_U64, O(drain_s), "30", 1, 86400,
+     "time that running requests get when draining", "S"},
+    {"--incarnation", NULL, CONF_STR, O(incarnation), "", 0, 0,
+     "16 hex digits (without a launcher); drawn when absent", "HEX"},
+    {"--sha256", "BATON_MODEL_SHA256", CONF_STR, O(sha256), "", 0, 0,
+     "revision of the model, part of block names", "HEX"},
+    {"--source", "BATON_MODEL_SOURCE", CONF_STR, O(source), "", 0, 0,
+     "where the model comes from, file:// first", "URL"},
+    {"--model-name", "BATON_MODEL_NAME", CONF_STR, O(model_name), "", 0, 0,
+     "name that the model is served under", "NAME"},
+    {"--pod-name", "BATON_POD_NAME", CONF_STR, O(pod_name), "", 0, 0,
+     "name of this worker in logs and state", "NAME"},
+    {"--cpu-limit-milli", "BATON_CPU_LIMIT_MILLI", CONF_U64, O(cpu_limit_milli), "0", 0, 1e9,
+     "CPU limit in thousandths; 0: none", "N"},
+    {"--memory-limit-bytes", "BATON_MEMORY_LIMIT_BYTES", CONF_U64, O(memory_limit_bytes), "0", 0, 0,
+     "memory limit; 0: none", "N"},
     {"--tp", "BATON_TP", CONF_U64, O(tp), "1", 1, 64, "tensor-parallel ranks", "N"},
     {"--pp", "BATON_PP", CONF_U64, O(pp), "1", 1, 64, "pipeline stages", "N"},
-    {"--launcher-fd", "BATON_LAUNCHER_FD", CONF_U64, O(launcher_fd), "0", 0, 1 << 20, "socket to the launcher; 0: stand-alone", "FD"},
-    {"--weights-fd", "BATON_WEIGHTS_FD", CONF_U64, O(weights_fd), "0", 0, 1 << 20, "shared memory for --fill", "FD"},
-    {"--log-level", "BATON_LOG_LEVEL", CONF_STR, O(log_level), "info", 0, 0, "error, warn, info or debug", "LEVEL"},
-    {"--log-format", "BATON_LOG_FORMAT", CONF_STR, O(log_format), "json", 0, 0, "json or text", "FORMAT"},
+    {"--launcher-fd", "BATON_LAUNCHER_FD", CONF_U64, O(launcher_fd), "0", 0, 1 << 20,
+     "socket to the launcher; 0: stand-alone", "FD"},
+    {"--weights-fd", "BATON_WEIGHTS_FD", CONF_U64, O(weights_fd), "0", 0, 1 << 20,
+     "shared memory for --fill", "FD"},
+    {"--log-level", "BATON_LOG_LEVEL", CONF_STR, O(log_level), "info", 0, 0,
+     "error, warn, info or debug", "LEVEL"},
+    {"--log-format", "BATON_LOG_FORMAT", CONF_STR, O(log_format), "json", 0, 0, "json or text",
+     "FORMAT"},
     {0},
 };
 
-static const struct conf_prog prog = {
-    "baton-worker",
-    "computes a model: prefill, decode, and the hand-over of KV between workers. In a pod it is started by \"baton-agent "
-    "launch\"; alone it needs --model and --secret-file",
-    "--model FILE --secret-file FILE [options]", opts};
+static const struct conf_prog prog = {"baton-worker",
+                                      "computes a model: prefill, decode, and the hand-over of KV "
+                                      "between workers. In a pod it is started by \"baton-agent "
+                                      "launch\"; alone it needs --model and --secret-file",
+                                      "--model FILE --secret-file FILE [options]", opts};
 
 int options_parse(int argc, char **argv, struct options *o, struct err *e)
 {
@@ -60,9 +91,11 @@ int options_parse(int argc, char **argv, struct options *o, struct err *e)
     if (rc)
         return rc;
     if (first < argc)
-        return err_set(e, EINVAL, "unexpected argument \"%s\"; see baton-worker --help", argv[first]);
+        return err_set(e, EINVAL, "unexpected argument \"%s\"; see baton-worker --help",
+                       argv[first]);
     if (o->tp != 1 || o->pp != 1)
-        return err_set(e, ENOTSUP, "tensor parallelism %llu and pipeline %llu: this worker runs as one rank",
+        return err_set(e, ENOTSUP,
+                       "tensor parallelism %llu and pipeline %llu: this worker runs as one rank",
                        (unsigned long long)o->tp, (unsigned long long)o->pp);
     if (o->block_tokens % 32)
         return err_set(e, EINVAL, "--block-tokens must be a multiple of 32");
@@ -79,16 +112,19 @@ int options_model_path(const struct options *o, char **path, struct err *e)
         return 0;
     }
     if (!str_starts(first, STR("file://")))
-        return err_set(e, EINVAL, "no model: give --model FILE, or BATON_MODEL_SOURCE beginning with file:///");
+        return err_set(
+            e, EINVAL,
+            "no model: give --model FILE, or BATON_MODEL_SOURCE beginning with file:///");
     *path = str_dup((struct str){first.p + 7, first.n - 7});
     return 0;
 }
 
 int options_secret(const struct options *o, char **secret, struct err *e)
 {
-    CLEANUP(free_charp) char *path = *o->secret_file ? xstrdup(o->secret_file)
-                                     : *o->peer_dir  ? xasprintf("%s/secret", o->peer_dir)
-                                                     : NULL;
+    CLEANUP(free_charp)
+    char *path = *o->secret_file ? xstrdup(o->secret_file)
+                 : *o->peer_dir  ? xasprintf("%s/secret", o->peer_dir)
+                                 : NULL;
     char text[XFER_SECRET_MAX + 64];
     if (!path)
         return err_set(e, EINVAL, "no peer secret: give --secret-file FILE or BATON_PEER_DIR");
@@ -99,7 +135,8 @@ int options_secret(const struct options *o, char **secret, struct err *e)
     fclose(f);
     struct str s = str_trim((struct str){text, n});
     if (s.n < 16 || s.n > XFER_SECRET_MAX)
-        return err_set(e, EINVAL, "the peer secret in %s must have 16 to %d characters", path, XFER_SECRET_MAX);
+        return err_set(e, EINVAL, "the peer secret in %s must have 16 to %d characters", path,
+                       XFER_SECRET_MAX);
     *secret = str_dup(s);
     return 0;
 }
@@ -141,7 +178,8 @@ int options_kv_dtype(const struct options *o, enum model_kv_dtype *out, struct e
 }
 
 /* Activations, logits, the sampler's rows and what the process itself takes. */
-static uint64_t other_bytes(const struct options *o, const struct model_config *m, uint32_t logit_rows)
+static uint64_t other_bytes(const struct options *o, const struct model_config *m,
+                            uint32_t logit_rows)
 {
     uint64_t row = 8ull * m->d_model + 4ull * m->d_ff +
                    2ull * m->head_dim * (m->n_heads + 2ull * m->n_kv_heads);
@@ -149,7 +187,8 @@ static uint64_t other_bytes(const struct options *o, const struct model_config *
            16ull * m->vocab + (48u << 20);
 }
 
-#define CONTEXTS_MAX 4u /* pool that is taken when nothing is configured, in contexts of the model */
+#define CONTEXTS_MAX                                                                               \
+    4u /* pool that is taken when nothing is configured, in contexts of the model */
 
 static int pool_bytes(const struct options *o, const struct budget *b, bool least, uint64_t *out,
                       struct err *e)
@@ -168,14 +207,16 @@ static int pool_bytes(const struct options *o, const struct budget *b, bool leas
     if (!o->kv_bytes && *out > CONTEXTS_MAX * context)
         *out = CONTEXTS_MAX * context;
     if (*out < block * 2)
-        return err_set(e, ENOMEM, "the KV pool would have %.1f MiB, a block of %llu tokens needs %.1f: raise the memory "
-                       "limit or BATON_KV_BYTES", (double)*out / 0x1p20, (unsigned long long)bt,
-                       (double)block / 0x1p20);
+        return err_set(
+            e, ENOMEM,
+            "the KV pool would have %.1f MiB, a block of %llu tokens needs %.1f: raise the memory "
+            "limit or BATON_KV_BYTES",
+            (double)*out / 0x1p20, (unsigned long long)bt, (double)block / 0x1p20);
     return 0;
 }
 
-int options_budget(const struct options *o, const struct model_config *m, bool least, struct budget *out,
-                   struct err *e)
+int options_budget(const struct options *o, const struct model_config *m, bool least,
+                   struct budget *out, struct err *e)
 {
     struct budget b = {.context = m->context_tokens};
     if (o->max_context && o->max_context < b.context)

@@ -1,5 +1,6 @@
-/* options.h: what baton-worker is told, by flags and by the environment of a worker pod (docs/contracts.md), and what
- * follows from it: the model's file, threads, and how memory is shared out. */
+/* options.h: what baton-worker is told, by flags and by the environment of a worker pod
+ * (docs/contracts.md), and what follows from it: the model's file, threads, and how memory is
+ * shared out. */
 #pragma once
 #include "lib/xfer/xfer.h"
 #include "worker/model/model.h"
@@ -7,7 +8,8 @@
 struct options {
     bool plan, fill, score;
     const char *model, *source, *sha256, *isa, *ids;
-    const char *role, *host, *pod_name, *secret_file, *peer_dir, *shm_dir, *kv_dtype, *xfer, *incarnation;
+    const char *role, *host, *pod_name, *secret_file, *peer_dir, *shm_dir, *kv_dtype, *xfer,
+        *incarnation;
     const char *log_level, *log_format, *model_name;
     uint64_t http_port, xfer_port, threads, cpu_limit_milli, memory_limit_bytes;
     uint64_t kv_bytes, block_tokens, max_context, max_rows, max_running, max_queue, drain_s, tp, pp;
@@ -16,11 +18,14 @@ struct options {
 
 /* Returns as conf_parse does: 1 when help was answered. */
 int options_parse(int argc, char **argv, struct options *o, struct err *e) MUST_CHECK;
-/* Path of the GGUF file: --model, or the first entry of BATON_MODEL_SOURCE when it is a file:// URL. Heap. */
+/* Path of the GGUF file: --model, or the first entry of BATON_MODEL_SOURCE when it is a file://
+ * URL. Heap. */
 int options_model_path(const struct options *o, char **path, struct err *e) MUST_CHECK;
-/* The deployment's peer secret: --secret-file, else $BATON_PEER_DIR/secret. Heap, white space trimmed. */
+/* The deployment's peer secret: --secret-file, else $BATON_PEER_DIR/secret. Heap, white space
+ * trimmed. */
 int options_secret(const struct options *o, char **secret, struct err *e) MUST_CHECK;
-uint32_t options_threads(const struct options *o); /* min(limit, cgroup quota, allowed CPUs), at least 1 */
+uint32_t
+options_threads(const struct options *o); /* min(limit, cgroup quota, allowed CPUs), at least 1 */
 int options_kv_dtype(const struct options *o, enum model_kv_dtype *out, struct err *e) MUST_CHECK;
 
 struct budget {
@@ -29,7 +34,8 @@ struct budget {
     uint32_t context, logit_rows, n_blocks;
     uint64_t kv_bytes, other_bytes; /* pool; everything but weights and pool */
 };
-/* `least`: the smallest pool that is useful (for --plan), else what is configured or what the limit leaves. -ENOMEM with "Needs
- * … has …" when the limit leaves less than one block a sequence needs. */
-int options_budget(const struct options *o, const struct model_config *m, bool least, struct budget *b,
-                   struct err *e) MUST_CHECK;
+/* `least`: the smallest pool that is useful (for --plan), else what is configured or what the limit
+ * leaves. -ENOMEM with "Needs … has …" when the limit leaves less than one block a sequence needs.
+ */
+int options_budget(const struct options *o, const struct model_config *m, bool least,
+                   struct budget *b, struct err *e) MUST_CHECK;

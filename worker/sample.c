@@ -91,7 +91,8 @@ static void apply_bias(struct sampler *s, const struct sample_in *in)
         mask(s, in->eog, in->n_eog);
 }
 
-/* Each token once: the first visit of an id applies, count[] remembers, and the last loop clears it. */
+/* Each token once: the first visit of an id applies, count[] remembers, and the last loop clears
+ * it. */
 static void apply_penalties(struct sampler *s, const struct sample_in *in)
 {
     const struct wire_request *p = in->params;

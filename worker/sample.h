@@ -1,7 +1,8 @@
-/* sample.h: one token from one row of logits. The order of operations is vLLM v1's: logit bias and the mask of min_tokens,
- * penalties (repetition over prompt and output; presence and frequency over output), greedy when temperature < 1e-5, else
- * temperature, min-p, top-k (ties of the last are kept), top-p, draw. The random number is
- * rng_unit_at(seed, choice, position of the new token): the same token whoever samples it, whenever.
+/* sample.h: one token from one row of logits. The order of operations is vLLM v1's: logit bias and
+ * the mask of min_tokens, penalties (repetition over prompt and output; presence and frequency over
+ * output), greedy when temperature < 1e-5, else temperature, min-p, top-k (ties of the last are
+ * kept), top-p, draw. The random number is rng_unit_at(seed, choice, position of the new token):
+ * the same token whoever samples it, whenever.
  *
  * A sampler is scratch for one vocabulary; it belongs to one thread. logits are not changed. */
 #pragma once
@@ -11,7 +12,8 @@ struct sampler;
 
 struct sample_in {
     const struct wire_request *params;
-    const uint32_t *tokens; /* [n_tokens]: params->n_prompt of the prompt, then what was generated */
+    const uint32_t
+        *tokens; /* [n_tokens]: params->n_prompt of the prompt, then what was generated */
     uint32_t n_tokens;
     uint16_t choice;
     const uint32_t *eog; /* the model's end-of-generation ids */

@@ -107,7 +107,8 @@ void seq_extend_names(struct seq *s, uint32_t block_tokens)
                                         s->names + s->n_names);
 }
 
-uint32_t seq_find(struct seq *s, const struct kv *kv, uint32_t *blocks, uint32_t max, uint32_t *idle)
+uint32_t seq_find(struct seq *s, const struct kv *kv, uint32_t *blocks, uint32_t max,
+                  uint32_t *idle)
 {
     uint32_t n = (s->n_tokens - 1) / kv_block_tokens(kv);
     *idle = 0;

@@ -1,8 +1,10 @@
-/* seq.h: a request and its sequences (one a choice) inside the engine. Plain data with constructors; who holds which KV
- * block is changed only through the seq_ functions here, so that a table and the pool's counts never differ.
+/* seq.h: a request and its sequences (one a choice) inside the engine. Plain data with
+ * constructors; who holds which KV block is changed only through the seq_ functions here, so that a
+ * table and the pool's counts never differ.
  *
- * A request is at home here (handle != 0: a client waits for records) or an order (order_id != 0: a decode worker
- * waits for its KV and first tokens). Its tokens, parameters and names point into its body. One thread: the engine's. */
+ * A request is at home here (handle != 0: a client waits for records) or an order (order_id != 0: a
+ * decode worker waits for its KV and first tokens). Its tokens, parameters and names point into its
+ * body. One thread: the engine's. */
 #pragma once
 #include "lib/wire/request.h"
 #include "worker/kv.h"
@@ -40,9 +42,9 @@ struct request {
     void *body;
     size_t body_bytes;
     struct wire_request wire;
-    struct block_name seed; /* names continue from here when the request brought none */
-    struct seq *seqs;       /* [wire.n] */
-    uint32_t n_open;        /* choices not ended */
+    struct block_name seed;   /* names continue from here when the request brought none */
+    struct seq *seqs;         /* [wire.n] */
+    uint32_t n_open;          /* choices not ended */
     uint32_t prompt_reported; /* entries of prompt logprobs sent */
     uint64_t arrived_ns, started_ns, prefilled_ns, deadline_ns;
     struct inbound *inbound;
@@ -51,7 +53,7 @@ struct request {
     bool ended;     /* nothing more to compute: reaped at the end of the engine's round */
     /* an order's */
     bool asked, granted;
-    bool closed; /* done, failed or aborted: waits for the release of its blocks */
+    bool closed;          /* done, failed or aborted: waits for the release of its blocks */
     uint32_t have_blocks; /* leading blocks that the decode worker has */
     /* for usage */
     uint32_t cached_tokens, generated_tokens, preemptions;
@@ -60,21 +62,24 @@ struct request {
     char fallback[96]; /* why it did not, when it was asked to */
 };
 
-/* Takes the body over (malloc'ed; freed on failure too). -EINVAL for what can't be: names that outnumber full blocks, a
- * token past the vocabulary, more tokens than the context. */
+/* Takes the body over (malloc'ed; freed on failure too). -EINVAL for what can't be: names that
+ * outnumber full blocks, a token past the vocabulary, more tokens than the context. */
 int request_new(void *body, size_t n, const struct block_name *seed, uint32_t block_tokens,
                 uint32_t vocab, uint32_t context, struct request **out, struct err *e) MUST_CHECK;
 void request_free(struct request *r); /* its sequences must hold no block */
-bool request_reports_prompt(const struct request *r); /* prompt logprobs asked for and not all reported */
-uint32_t request_generated(const struct seq *s);      /* tokens generated, those of a replay included */
+bool request_reports_prompt(
+    const struct request *r); /* prompt logprobs asked for and not all reported */
+uint32_t request_generated(const struct seq *s); /* tokens generated, those of a replay included */
 
 void seq_push(struct seq *s, uint32_t token);
 /* Names of all full blocks of tokens[]: the request's own first, then the chain is continued. */
 void seq_extend_names(struct seq *s, uint32_t block_tokens);
 /* Leading full blocks that are cached, at least one token left to compute. */
-uint32_t seq_find(struct seq *s, const struct kv *kv, uint32_t *blocks, uint32_t max, uint32_t *idle);
+uint32_t seq_find(struct seq *s, const struct kv *kv, uint32_t *blocks, uint32_t max,
+                  uint32_t *idle);
 void seq_add_block(struct seq *s, uint32_t block); /* takes over one hold */
-/* Blocks so that `tokens` positions have room; false when the pool is empty (what was got is kept). */
+/* Blocks so that `tokens` positions have room; false when the pool is empty (what was got is kept).
+ */
 bool seq_grow(struct seq *s, struct kv *kv, uint32_t tokens) MUST_CHECK;
 void seq_release(struct seq *s, struct kv *kv); /* gives all blocks back; computed = 0 */
 /* Offers the full blocks up to `computed` to the prefix cache. */

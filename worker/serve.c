@@ -96,7 +96,8 @@ static int load_shared(struct worker *w, struct err *e)
     void *p = mmap(NULL, w->image_bytes, PROT_READ, MAP_SHARED, w->start.weights_fd, 0);
     close_fdp(&w->start.weights_fd);
     if (p == MAP_FAILED)
-        return err_set(e, errno, "can't map the weights (%zu bytes): %s", w->image_bytes, strerror(errno));
+        return err_set(e, errno, "can't map the weights (%zu bytes): %s", w->image_bytes,
+                       strerror(errno));
     w->image = p;
     return model_attach(w->image, w->image_bytes, w->o->isa, &w->model, e);
 }
@@ -124,13 +125,14 @@ static int load(struct worker *w, struct err *e)
     return rc ? rc : load_shared(w, e);
 }
 
-/* What names of blocks begin with here, when a request brings none; and what transfer peers must agree on. */
+/* What names of blocks begin with here, when a request brings none; and what transfer peers must
+ * agree on. */
 static void make_names(const struct worker *w, struct block_name *seed, uint64_t *layout)
 {
     const struct model_config *c = model_config(w->model);
     char *rev = *w->o->sha256 ? xstrdup(w->o->sha256)
-                              : xasprintf("%s/%llu/%u/%u", c->name, (unsigned long long)c->n_params, c->n_layers,
-                                          c->vocab);
+                              : xasprintf("%s/%llu/%u/%u", c->name, (unsigned long long)c->n_params,
+                                          c->n_layers, c->vocab);
     struct block_space space = {.model_revision = str_c(rev),
                                 .kv_dtype = str_c(w->o->kv_dtype),
                                 .block_tokens = w->budget.kv.block_tokens};
@@ -187,7 +189,8 @@ static int start_api(struct worker *w, struct err *e)
                            .port = (uint16_t)o->http_port,
                            .secret = w->secret,
                            .name = o->pod_name,
-                           .model_name = *o->model_name ? o->model_name : model_config(w->model)->name,
+                           .model_name =
+                               *o->model_name ? o->model_name : model_config(w->model)->name,
                            .incarnation = w->start.incarnation,
                            .max_queue = (uint32_t)o->max_queue,
                            .kv = w->budget.kv,
@@ -242,8 +245,9 @@ static void announce(const struct worker *w)
     char incarnation[17];
     snprintf(incarnation, sizeof incarnation, "%016llx", (unsigned long long)w->start.incarnation);
     log_info("serving", LS("host", w->o->host), LI("http_port", api_port(w->api)),
-             LI("xfer_port", engine_xfer_port(w->engine)), LS("role", wire_role_name(w->start.role)),
-             LS("incarnation", incarnation), LS("isa", model_isa(w->model)), LI("threads", options_threads(w->o)),
+             LI("xfer_port", engine_xfer_port(w->engine)),
+             LS("role", wire_role_name(w->start.role)), LS("incarnation", incarnation),
+             LS("isa", model_isa(w->model)), LI("threads", options_threads(w->o)),
              LI("kv_blocks", w->budget.n_blocks), LI("kv_bytes", w->budget.kv_bytes));
 }
 

@@ -5,11 +5,11 @@
 
 #include <stdlib.h>
 
-#define LOOK_AHEAD        8u   /* waiting sequences that are offered to the scheduler */
-#define STEP_S_ALONE      .25  /* a step lasts about this long at most, */
-#define STEP_S_DECODING   .1   /* and this when answers are running */
+#define LOOK_AHEAD        8u  /* waiting sequences that are offered to the scheduler */
+#define STEP_S_ALONE      .25 /* a step lasts about this long at most, */
+#define STEP_S_DECODING   .1  /* and this when answers are running */
 #define STEP_TOKENS_MIN   8u
-#define STEP_TOKENS_FIRST 32u  /* before anything was measured */
+#define STEP_TOKENS_FIRST 32u /* before anything was measured */
 
 static void grow_scratch(struct engine *g, uint32_t want)
 {
@@ -94,7 +94,8 @@ static void look(struct engine *g, struct schedule_queue *q)
     *q = (struct schedule_queue){t->running, g->n_running, t->waiting, n};
 }
 
-/* Rows of a step: as many as keep it short, so that answers flow and a client that leaves is noticed. */
+/* Rows of a step: as many as keep it short, so that answers flow and a client that leaves is
+ * noticed. */
 static uint32_t step_tokens(const struct engine *g)
 {
     bool decoding = false;
@@ -109,14 +110,19 @@ static uint32_t step_tokens(const struct engine *g)
 
 /* ---- carrying the step out ---- */
 
-static void preempt(struct engine *g, struct seq *s)
+static void back_to_queue(struct engine *g, struct seq *s)
 {
-    running_remove(g, s);
-    seq_release(s, g->kv);
     queue_push_head(g, s);
     s->req->preemptions++;
     g->status.load.preemptions_total++;
     metric_add(g->m.preemptions, 1);
+}
+
+static void preempt(struct engine *g, struct seq *s)
+{
+    running_remove(g, s);
+    seq_release(s, g->kv);
+    back_to_queue(g, s);
 }
 
 /* Holds the cached prefix before anything is allocated, so that it can't be evicted in between. */
@@ -168,7 +174,8 @@ static void carry_out(struct engine *g, const struct schedule_step *step)
             handover_prefix(g, s);
     }
     for (uint32_t i = 0; i < n_expired; i++)
-        emit_error(g, expired[i]->req, 504, "deadline_exceeded", "the request's deadline passed", false);
+        emit_error(g, expired[i]->req, 504, "deadline_exceeded", "the request's deadline passed",
+                   false);
 }
 
 static void on_layer(void *ctx, uint32_t layer)
@@ -186,13 +193,14 @@ static int forward(struct engine *g, const struct schedule_step *step, struct er
         struct seq *s = t->seqs[i];
         uint32_t n = step->picks[i].tokens;
         bool last = s->computed + n == s->n_tokens;
-        t->segments[i] = (struct model_segment){
-            .tokens = s->tokens + s->computed,
-            .n_tokens = n,
-            .start = s->computed,
-            .blocks = s->blocks,
-            .n_blocks = s->n_blocks,
-            .logits_from = request_reports_prompt(s->req) ? 0 : last ? n - 1 : n};
+        t->segments[i] = (struct model_segment){.tokens = s->tokens + s->computed,
+                                                .n_tokens = n,
+                                                .start = s->computed,
+                                                .blocks = s->blocks,
+                                                .n_blocks = s->n_blocks,
+                                                .logits_from = request_reports_prompt(s->req) ? 0
+                                                               : last ? n - 1
+                                                                      : n};
         if (s->req->order_id)
             handover_chunk(g, s, n, &t->pushes[t->n_pushes++]);
     }
@@ -217,7 +225,8 @@ static void measure(struct engine *g, const struct schedule_step *step, double s
     if (prompt < STEP_TOKENS_MIN)
         return;
     float rate = (float)(step->rows / seconds);
-    g->prefill_tokens_per_s += (g->prefill_tokens_per_s > 0 ? .2f : 1) * (rate - g->prefill_tokens_per_s);
+    g->prefill_tokens_per_s +=
+        (g->prefill_tokens_per_s > 0 ? .2f : 1) * (rate - g->prefill_tokens_per_s);
 }
 
 /* ---- what comes out of it ---- */
@@ -229,8 +238,8 @@ void step_fork(struct engine *g, struct seq *s)
     if (s->state == SEQ_ENDED)
         return;
     uint32_t copy = first->computed % bt ? kv_alloc(g->kv) : KV_NONE;
-    if (first->computed % bt && copy == KV_NONE) { /* as if it had been preempted */
-        queue_push_head(g, s);
+    if (first->computed % bt && copy == KV_NONE) { /* preempted before it began */
+        back_to_queue(g, s);
         return;
     }
     for (uint32_t i = 0; i < full; i++) {
@@ -259,7 +268,8 @@ static bool sample_one(struct engine *g, struct seq *s, const float *logits)
     return true;
 }
 
-/* The prompt is done: the first token of every choice, from one row. The others fork before choice 0 can end. */
+/* The prompt is done: the first token of every choice, from one row. The others fork before choice
+ * 0 can end. */
 static void first_tokens(struct engine *g, struct seq *s, const float *logits)
 {
     struct request *r = s->req;
@@ -324,7 +334,8 @@ bool step_run(struct engine *g)
                                      .block_tokens = g->c.kv.block_tokens,
                                      .spare_blocks = g->n_running};
     struct schedule_kv kv = {kv_counts(g->kv).free};
-    struct schedule_step step = {.picks = t->picks, .preempted = t->preempted, .expired = t->expired};
+    struct schedule_step step = {
+        .picks = t->picks, .preempted = t->preempted, .expired = t->expired};
     schedule(&limits, &q, &kv, g->now_ns, &step);
     carry_out(g, &step);
     if (!step.n_picks)

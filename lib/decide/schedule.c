@@ -64,8 +64,8 @@ static void pick(struct state *s, const struct schedule_seq *q, uint32_t index, 
     s->free -= blocks;
 }
 
-/* Preempts the youngest sequence that is younger than `index`; false when there is none. Sequences younger than the decode
- * in turn have not been picked yet. */
+/* Preempts the youngest sequence that is younger than `index`; false when there is none. Sequences
+ * younger than the decode in turn have not been picked yet. */
 static bool preempt_for(struct state *s, uint32_t index)
 {
     while (s->youngest > index + 1) {
@@ -140,8 +140,8 @@ static uint32_t promised(const struct state *s)
     return n;
 }
 
-/* Rows for a new sequence, 0 when it has to wait; *blocks are taken from the free ones. *owed grows by what its later
- * chunks will take. */
+/* Rows for a new sequence, 0 when it has to wait; *blocks are taken from the free ones. *owed grows
+ * by what its later chunks will take. */
 static uint32_t admit(const struct state *s, const struct schedule_seq *q, uint32_t *owed,
                       uint32_t *blocks)
 {

@@ -74,7 +74,7 @@ static void quarantined_blocks_are_nobodys_until_they_are_let_go(void **state)
 
 /* ---- random tables over few names ---- */
 
-#define N 32u
+#define N      32u
 #define TABLES 8u
 struct table {
     uint32_t blocks[N], n;

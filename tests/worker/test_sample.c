@@ -1,4 +1,5 @@
-/* Sampling: the order of operations, and that draws follow the distribution and nothing but (seed, choice, position). */
+/* Sampling: the order of operations, and that draws follow the distribution and nothing but (seed,
+ * choice, position). */
 #include "lib/base/rng.h"
 #include "worker/sample.h"
 
@@ -18,7 +19,8 @@ static const uint32_t eog[] = {1};
 
 static struct wire_request plain(void)
 {
-    return (struct wire_request){.top_p = 1, .repetition_penalty = 1, .n = 1, .n_prompt = 2, .seed = 5};
+    return (struct wire_request){
+        .top_p = 1, .repetition_penalty = 1, .n = 1, .n_prompt = 2, .seed = 5};
 }
 
 static uint32_t draw(const struct wire_request *r, uint32_t n_tokens, uint16_t choice)

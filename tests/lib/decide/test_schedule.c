@@ -1,4 +1,5 @@
-/* The scheduler's rules, one by one, and its guarantees over random queues and whole simulated lives. */
+/* The scheduler's rules, one by one, and its guarantees over random queues and whole simulated
+ * lives. */
 #include "lib/base/rng.h"
 #include "lib/decide/schedule.h"
 
@@ -56,8 +57,9 @@ static void the_youngest_is_preempted_and_nobody_is_admitted_then(void **state)
 static void a_pinned_sequence_is_never_preempted(void **state)
 {
     (void)state;
-    struct schedule_seq r[] = {{.tokens = 33, .computed = 32, .blocks = 2, .idle_blocks = 2},
-                               {.tokens = 90, .computed = 20, .blocks = 6, .idle_blocks = 6, .pinned = true}};
+    struct schedule_seq r[] = {
+        {.tokens = 33, .computed = 32, .blocks = 2, .idle_blocks = 2},
+        {.tokens = 90, .computed = 20, .blocks = 6, .idle_blocks = 6, .pinned = true}};
     run(&lim, r, 2, NULL, 0, 0);
     assert_int_equal(step.n_preempted, 0);
     assert_int_equal(step.n_picks, 1);
@@ -95,7 +97,8 @@ static void what_is_past_its_deadline_is_reported_and_not_run(void **state)
 {
     (void)state;
     struct schedule_seq r[] = {{.tokens = 33, .computed = 32, .blocks = 3, .deadline_ns = 1000}};
-    struct schedule_seq w[] = {{.tokens = 3, .deadline_ns = 999}, {.tokens = 3, .deadline_ns = 1001}};
+    struct schedule_seq w[] = {{.tokens = 3, .deadline_ns = 999},
+                               {.tokens = 3, .deadline_ns = 1001}};
     run(&lim, r, 1, w, 2, 10);
     assert_int_equal(step.n_expired, 2);
     assert_false(expired[0].admitted);
@@ -153,8 +156,9 @@ static void random_queues_keep_the_guarantees(void **state)
     struct rng g = {20261130};
     printf("seed %llu\n", (unsigned long long)g.state);
     for (int round = 0; round < 20000; round++) {
-        struct schedule_limits l = {1 + (uint32_t)rng_below(&g, 100), 1 + (uint32_t)rng_below(&g, 12),
-                                    1 + (uint32_t)rng_below(&g, 12), 16, (uint32_t)rng_below(&g, 3)};
+        struct schedule_limits l = {
+            1 + (uint32_t)rng_below(&g, 100), 1 + (uint32_t)rng_below(&g, 12),
+            1 + (uint32_t)rng_below(&g, 12), 16, (uint32_t)rng_below(&g, 3)};
         struct schedule_seq r[MAX] = {{0}}, w[MAX] = {{0}};
         uint32_t nr = (uint32_t)rng_below(&g, 12), nw = (uint32_t)rng_below(&g, 12);
         for (uint32_t i = 0; i < nr + nw; i++) {
