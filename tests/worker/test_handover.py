@@ -50,8 +50,8 @@ def mixed(n, seed):
             kw["flags"] |= NO_CACHE
         if i % 9 == 0:
             kw["flags"] |= PROMPT_LOGPROBS
-        if i % 5 == 0:
-            kw.update(max_tokens=r.randrange(34, 44), flags=kw["flags"] | wc.IGNORE_EOS)
+        if n - i <= 6:  # these outgrow a small pool together
+            kw.update(tokens=tokens[:20 + i % 5], max_tokens=70, flags=LOGPROBS | wc.IGNORE_EOS)
         out.append(kw)
     return out
 
