@@ -1,0 +1,271 @@
+/* rec_world.h: an API server and kubelet in miniature for tests of reconcile(): applies actions, makes pods ready, ends
+ * those that are deleted. Everything is in one struct; strings are in an arena that lives as long as it. */
+#pragma once
+#include "lib/base/rng.h"
+#include "lib/decide/reconcile.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <cmocka.h>
+
+#define WORLD_PODS 256
+#define S_NS 1000000000ull
+
+struct world_pod {
+    struct rec_pod p;
+    bool there;
+};
+
+struct world {
+    struct arena arena;
+    struct rec_snapshot s; /* pods are filled in by world_snapshot */
+    struct world_pod pods[WORLD_PODS];
+    struct rec_pod list[WORLD_PODS];
+    uint64_t now;
+    unsigned uid, rv, created, deleted, flipped, scaled, recorded;
+    struct rec_plan plan;
+};
+
+static inline const char *world_text(struct world *w, const char *fmt, unsigned n)
+{
+    char text[128];
+    (void)fmt;
+    snprintf(text, sizeof text, "%s%u", fmt, n);
+    return arena_dup(&w->arena, str_c(text));
+}
+
+static inline void world_init(struct world *w, int32_t prefill, int32_t decode)
+{
+    memset(w, 0, sizeof *w);
+    arena_init(&w->arena, 64u << 20);
+    w->now = 1700000000ull * S_NS;
+    w->s = (struct rec_snapshot){.name = "chat", .namespace = "default", .uid = "infd-uid", .model_name = "m", .url = "http://r",
+                                 .generation = 1, .created_ns = w->now, .max_unavailable = 0, .max_surge = 1};
+    for (int i = 0; i < REC_ROLES; i++) {
+        struct rec_role_spec *r = &w->s.roles[i];
+        *r = (struct rec_role_spec){.replicas = -1, .bounds_min = -1, .bounds_max = -1, .revision = "r1"};
+        r->pool = (struct rec_pool){.replicas = -1, .last_replicas = -1, .bounds_min = -1, .bounds_max = -1, .pdb_min_available = -1};
+    }
+    w->s.roles[REC_PREFILL].wanted = w->s.roles[REC_DECODE].wanted = true;
+    w->s.roles[REC_PREFILL].replicas = prefill;
+    w->s.roles[REC_DECODE].replicas = decode;
+}
+
+static inline void world_fini(struct world *w)
+{
+    arena_fini(&w->arena);
+}
+
+static inline const struct rec_snapshot *world_snapshot(struct world *w)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < WORLD_PODS; i++)
+        if (w->pods[i].there)
+            w->list[n++] = w->pods[i].p;
+    w->s.pods = w->list;
+    w->s.n_pods = n;
+    return &w->s;
+}
+
+static inline struct rec_pod *world_add_pod(struct world *w, enum rec_role role, const char *name, const char *revision, bool ready)
+{
+    for (size_t i = 0; i < WORLD_PODS; i++) {
+        if (w->pods[i].there)
+            continue;
+        w->pods[i].there = true;
+        w->pods[i].p = (struct rec_pod){.name = arena_dup(&w->arena, str_c(name)), .uid = world_text(w, "uid-", ++w->uid),
+                                        .resource_version = world_text(w, "", ++w->rv), .role = role,
+                                        .revision = arena_dup(&w->arena, str_c(revision)), .ready = ready, .created_ns = w->now};
+        return &w->pods[i].p;
+    }
+    fail_msg("too many pods");
+    return NULL;
+}
+
+static inline struct rec_pod *world_pod(struct world *w, const char *name)
+{
+    for (size_t i = 0; i < WORLD_PODS; i++)
+        if (w->pods[i].there && strcmp(w->pods[i].p.name, name) == 0)
+            return &w->pods[i].p;
+    return NULL;
+}
+
+static inline void world_remove(struct world *w, const char *name)
+{
+    for (size_t i = 0; i < WORLD_PODS; i++)
+        if (w->pods[i].there && strcmp(w->pods[i].p.name, name) == 0)
+            w->pods[i].there = false;
+}
+
+static inline int world_count(struct world *w, enum rec_role role, bool only_ready)
+{
+    int n = 0;
+    for (size_t i = 0; i < WORLD_PODS; i++) {
+        const struct rec_pod *p = &w->pods[i].p;
+        n += w->pods[i].there && p->role == role && !p->deleting && !p->failed && (p->ready || !only_ready);
+    }
+    return n;
+}
+
+static inline struct rec_pool *world_pool(struct world *w, enum rec_role role)
+{
+    return &w->s.roles[role].pool;
+}
+
+static inline void world_make_pool(struct world *w, const struct rec_action *a)
+{
+    struct rec_role_spec *r = &w->s.roles[a->role];
+    int32_t pdb = r->pool.pdb_min_available;
+    assert_false(r->pool.exists);
+    r->pool = (struct rec_pool){.exists = true, .ours = true, .uid = world_text(w, "wp-", ++w->uid),
+                                .resource_version = world_text(w, "", ++w->rv), .generation = 1, .replicas = a->number,
+                                .last_replicas = a->recorded, .bounds_min = r->bounds_min, .bounds_max = r->bounds_max,
+                                .pdb_min_available = pdb};
+}
+
+static inline void world_pod_action(struct world *w, const struct rec_action *a)
+{
+    struct rec_pod *p;
+    switch (a->kind) {
+    case REC_CREATE_POD:
+        assert_null(world_pod(w, a->name)); /* the API server would say AlreadyExists */
+        p = world_add_pod(w, a->role, a->name, a->revision, false);
+        p->epoch = a->epoch;
+        p->backoff_until_ns = a->backoff_until_ns;
+        w->created++;
+        break;
+    case REC_DELETE_POD:
+        p = world_pod(w, a->name);
+        assert_non_null(p);
+        assert_string_equal(p->uid, a->uid);
+        p->deleting = true;
+        p->ready = false;
+        w->deleted++;
+        break;
+    default:
+        p = world_pod(w, a->name);
+        assert_non_null(p);
+        assert_string_equal(p->resource_version, a->resource_version);
+        p->role = a->role;
+        p->ready = false; /* until the worker says that it has changed */
+        p->resource_version = world_text(w, "", ++w->rv);
+        w->flipped++;
+    }
+}
+
+static inline void world_status(struct world *w)
+{
+    memcpy(w->s.conditions, w->plan.conditions, sizeof w->s.conditions);
+    for (int i = 0; i < REC_CONDITIONS; i++) {
+        struct rec_condition *c = &w->s.conditions[i];
+        c->reason = arena_dup(&w->arena, str_c(c->reason));
+        c->message = arena_dup(&w->arena, str_c(c->message));
+    }
+    memcpy(w->s.counts, w->plan.counts, sizeof w->s.counts);
+    w->s.observed_generation = w->s.generation;
+    w->s.status_url = w->s.url;
+    w->s.status_revision = w->plan.revision;
+}
+
+static inline void world_pool_status(struct world *w, enum rec_role role)
+{
+    struct rec_pool *p = world_pool(w, role);
+    p->status_replicas = w->plan.counts[role].current;
+    p->ready_replicas = w->plan.counts[role].ready;
+    p->updated_replicas = w->plan.counts[role].updated;
+    p->observed_generation = p->generation;
+    p->selector = rec_selector(&w->arena, w->s.name, role);
+    p->ready = w->plan.pool_ready[role];
+    p->ready.message = arena_dup(&w->arena, str_c(p->ready.message));
+}
+
+static inline void world_apply(struct world *w, const struct rec_action *a)
+{
+    struct rec_pool *p = a->role < REC_ROLES ? world_pool(w, a->role) : NULL;
+    switch (a->kind) {
+    case REC_CREATE_SECRET:
+        w->s.secret = REC_SECRET_OURS;
+        break;
+    case REC_CREATE_POOL:
+        world_make_pool(w, a);
+        break;
+    case REC_APPLY_POOL:
+        p->bounds_min = w->s.roles[a->role].bounds_min;
+        p->bounds_max = w->s.roles[a->role].bounds_max;
+        p->generation++;
+        break;
+    case REC_SCALE_POOL:
+        assert_string_equal(p->resource_version, a->resource_version);
+        p->replicas = a->number;
+        p->resource_version = world_text(w, "", ++w->rv);
+        p->generation++;
+        w->scaled++;
+        break;
+    case REC_RECORD_POOL:
+        p->last_replicas = a->recorded;
+        p->resource_version = world_text(w, "", ++w->rv);
+        w->recorded++;
+        break;
+    case REC_DELETE_POOL:
+        *p = (struct rec_pool){.replicas = -1, .last_replicas = -1, .bounds_min = -1, .bounds_max = -1, .pdb_min_available = -1};
+        break;
+    case REC_APPLY_PDB:
+        p->pdb_min_available = a->number;
+        break;
+    case REC_POOL_STATUS:
+        world_pool_status(w, a->role);
+        break;
+    case REC_STATUS:
+        world_status(w);
+        break;
+    default:
+        world_pod_action(w, a);
+    }
+}
+
+/* One call; at most `limit` of its actions are carried out. Returns how many it had. */
+static inline size_t world_turn(struct world *w, size_t limit)
+{
+    assert_int_equal(reconcile(world_snapshot(w), w->now, &w->arena, &w->plan), 0);
+    for (size_t i = 0; i < w->plan.n && i < limit; i++)
+        world_apply(w, &w->plan.actions[i]);
+    return w->plan.n;
+}
+
+/* The kubelet: what was made becomes ready, what was deleted goes. */
+static inline void world_kubelet(struct world *w)
+{
+    for (size_t i = 0; i < WORLD_PODS; i++) {
+        struct rec_pod *p = &w->pods[i].p;
+        if (!w->pods[i].there)
+            continue;
+        if (p->deleting)
+            w->pods[i].there = false;
+        else if (!p->failed && !p->trouble && !p->unschedulable && p->role != REC_STANDBY)
+            p->ready = true;
+    }
+}
+
+/* Until nothing is left to do. */
+static inline void world_settle(struct world *w)
+{
+    for (int i = 0; i < 200; i++) {
+        size_t n = world_turn(w, SIZE_MAX);
+        world_kubelet(w);
+        w->now += 1 * S_NS;
+        if (n == 0 && world_turn(w, 0) == 0)
+            return;
+    }
+    fail_msg("no end: the last plan still had %zu actions, the first being %s", w->plan.n,
+             w->plan.n ? rec_kind_name(w->plan.actions[0].kind) : "none");
+}
+
+static inline const struct rec_action *world_action(const struct world *w, enum rec_kind kind, size_t nth)
+{
+    for (size_t i = 0; i < w->plan.n; i++)
+        if (w->plan.actions[i].kind == kind && nth-- == 0)
+            return &w->plan.actions[i];
+    return NULL;
+}
