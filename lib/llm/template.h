@@ -19,6 +19,7 @@ struct chat_render {
     struct str extra;    /* JSON object of further variables (chat_template_kwargs), or empty */
     struct str bos_token, eos_token;
     bool add_generation_prompt;
+    bool continue_final_message; /* end with the last message's text, as transformers does */
     bool plain_values; /* hand messages over as they are; else content that is a list of text parts becomes one string
                           where the template expects strings, and tool-call arguments in JSON text become objects */
     uint64_t now_wall_ns; /* for strftime_now (UTC) */
