@@ -14,7 +14,7 @@
 
 struct options {
     const char *namespace; /* "": that of the kubeconfig; "*": all */
-    const char *identity, *pod_ip, *log_format, *log_level;
+    const char *own_namespace, *identity, *pod_ip, *log_format, *log_level;
     const char *worker_image, *router_url, *router_selector, *router_address;
     const char *agent_dir, *models_dir;
     uint64_t port, lease_s, renew_s, retry_s;

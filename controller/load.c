@@ -504,6 +504,11 @@ int load_start(struct ctl *c, struct err *e)
     return 0;
 }
 
+static void on_timer_closed(uv_handle_t *h)
+{
+    free(h->data);
+}
+
 void load_stop(struct ctl *c)
 {
     struct load *l = c->load;
@@ -523,4 +528,5 @@ void load_stop(struct ctl *c)
         HASH_DEL(l->memories, m);
         free(m);
     }
+    uv_close((uv_handle_t *)&l->timer, on_timer_closed);
 }

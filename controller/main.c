@@ -14,6 +14,8 @@
 static const struct conf_opt option_table[] = {
     O("--namespace", "BATON_NAMESPACE", CONF_STR, namespace, "", 0, 0, "NAME",
       "namespace to work in; empty: the kubeconfig's or the pod's; *: all"),
+    O("--pod-namespace", "BATON_POD_NAMESPACE", CONF_STR, own_namespace, "", 0, 0, "NAME",
+      "namespace of the Lease; empty: the one worked in, else the kubeconfig's"),
     O("--pod-ip", "BATON_POD_IP", CONF_STR, pod_ip, "127.0.0.1", 0, 0, "ADDRESS", "address to listen on"),
     O("--port", "BATON_CONTROLLER_PORT", CONF_U64, port, "8090", 0, 65535, "PORT", "port of /healthz, /readyz, /metrics, /debug/state; 0: any"),
     O("--identity", "BATON_POD_NAME", CONF_STR, identity, "baton-controller", 0, 0, "NAME", "name of this process in the Lease"),
@@ -185,8 +187,9 @@ static int start_lease(struct ctl *c, struct err *e)
         on_acquired(c);
         return 0;
     }
+    const char *ns = *c->opts.own_namespace ? c->opts.own_namespace : c->namespace;
     struct kube_lease_config cfg = {
-        .namespace = c->namespace ? c->namespace : kube_namespace(c->client),
+        .namespace = ns ? ns : kube_namespace(c->client),
         .name = "baton-controller",
         .identity = id,
         .duration_ms = (unsigned)c->opts.lease_s * 1000,
@@ -277,6 +280,9 @@ static void finish(struct ctl *c)
     queue_free(c->queue);
     kube_client_free(c->client);
     expected_free(c);
+    uv_close((uv_handle_t *)&c->resync, NULL);
+    for (int i = 0; i < 100 && uv_loop_alive(c->loop); i++)
+        uv_run(c->loop, UV_RUN_NOWAIT); /* handles close and free what they belong to */
 }
 
 int main(int argc, char **argv)
@@ -311,6 +317,8 @@ int main(int argc, char **argv)
     log_info("started", LS("namespace", c.namespace ? c.namespace : "*"), LI("port", httpd_port(c.http)),
              LS("version", baton_version));
     uv_run(&loop, UV_RUN_DEFAULT);
+    uv_close((uv_handle_t *)&term, NULL);
+    uv_close((uv_handle_t *)&interrupt, NULL);
     finish(&c);
     return c.exit_code;
 }
