@@ -29,7 +29,7 @@ static const struct conf_opt options[] = {
     {"--max-tokens", NULL, CONF_U64, CONF(struct run_options, max_tokens), "256", 1, 1000000,
      "longest answer", "N"},
     {"--temperature", NULL, CONF_F64, CONF(struct run_options, temperature), "0", 0, 2, "0: the likeliest token", "T"},
-    {"--router-port", "BATON_ROUTER_PORT", CONF_U64, CONF(struct run_options, up.router_port), "0", 0, 65535,
+    {"--port", "BATON_ROUTER_PORT", CONF_U64, CONF(struct run_options, up.router_port), "0", 0, 65535,
      "port of the OpenAI API if the cluster must be started", "PORT"},
     {"--models-dir", NULL, CONF_STR, CONF(struct run_options, up.models_dir), "", 0, 0,
      "folder behind /var/lib/baton/models (default: ~/.cache/baton/models)", "DIR"},

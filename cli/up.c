@@ -26,7 +26,7 @@ static const struct conf_opt options[] = {
      "GGUF file to serve, one prefill and one decode worker; more files may follow", "FILE"},
     {"--detach", NULL, CONF_BOOL, CONF(struct up_options, detach), NULL, 0, 0,
      "return when everything is ready (end it with `baton down`)", NULL},
-    {"--router-port", "BATON_ROUTER_PORT", CONF_U64, CONF(struct up_options, router_port), "0", 0, 65535,
+    {"--port", "BATON_ROUTER_PORT", CONF_U64, CONF(struct up_options, router_port), "0", 0, 65535,
      "port of the OpenAI API on 127.0.0.1 (default: the last one used, else 8080)", "PORT"},
     {"--api-port", NULL, CONF_U64, CONF(struct up_options, api_port), "0", 0, 65535,
      "port of the Kubernetes API (default: the last one used, else any)", "PORT"},
@@ -293,7 +293,7 @@ int up_start(struct cluster *c, const struct up_options *o, struct err *e)
         c->router_port = o->router_port ? o->router_port : c->router_port;
         if (!port_free(c->router_port))
             return err_set(e, EADDRINUSE, "port %llu of 127.0.0.1 is taken by another program: choose one with "
-                           "--router-port", (unsigned long long)c->router_port);
+                           "--port", (unsigned long long)c->router_port);
         if (o->api_port && !port_free(o->api_port))
             return err_set(e, EADDRINUSE, "port %llu of 127.0.0.1 is taken by another program: choose one with "
                            "--api-port", (unsigned long long)o->api_port);
