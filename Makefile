@@ -61,9 +61,17 @@ OBJS += $$($(1)_OBJS)
 $(BUILD)/$(1)/lib.a: $$($(1)_OBJS)
 	@mkdir -p $$(@D); rm -f $$@; ar rcs $$@ $$($(1)_OBJS)
 endef
+# bench/<name>.c becomes build/bench/<name>, linked with the module that a module.mk names: bench_xfer := lib/xfer
+BENCHES :=
+define bench_rules
+BENCHES += $(BUILD)/bench/$(1)
+OBJS += $(BUILD)/bench/$(1).o
+$(call link_rule,$(bench_$(1)),$(BUILD)/bench/$(1).o,$(BUILD)/bench/$(1),)
+endef
 $(foreach m,$(MODULES),$(eval $(call module_rules,$(m))))
 $(foreach m,$(MODULES),$(if $(wildcard $(m)/main.c),$(eval $(call prog_rules,$(m)))))
 $(foreach m,$(MODULES),$(foreach t,$(call tests_of,$(m)),$(eval $(call test_rules,$(m),$(t)))))
+$(foreach b,$(patsubst bench/%.c,%,$(wildcard bench/*.c)),$(if $(bench_$(b)),$(eval $(call bench_rules,$(b)))))
 
 $(BUILD)/%.o: %.c
 	@mkdir -p $(@D); echo "  CC    $<"
@@ -76,6 +84,7 @@ $(BUILD)/%.o: %.c
 build: $(PROGS) ## build every program into build/bin
 all: build
 tests-build: $(UNIT_TESTS) ## build every C test
+bench-build: $(BENCHES)
 
 clean: ## remove build outputs (not the caches under ~/.cache/baton)
 	rm -rf build

@@ -7,7 +7,8 @@
 
 static bool known(uint8_t t)
 {
-    return (t >= CONTROL_HELLO && t <= CONTROL_PIECE) || (t >= CONTROL_ORDER && t <= CONTROL_CLOSE) ||
+    return (t >= CONTROL_HELLO && t <= CONTROL_PIECE) ||
+           (t >= CONTROL_ORDER && t <= CONTROL_CLOSE) ||
            (t >= CONTROL_ACCEPT && t <= CONTROL_FAILED) || t == CONTROL_HEARTBEAT;
 }
 

@@ -1,16 +1,15 @@
-/* control.h: layout of what P and D say to each other (lib/xfer carries it; DESIGN.md §4.2, §4.5). Little-endian, packed.
+/* control.h: layout of what P and D say to each other (lib/xfer carries it; DESIGN.md §4.2, §4.5).
+ * Little-endian, packed.
  *
- * A frame is a header of 16 bytes {u32 magic, u8 type, u8[3] zero, u32 body bytes, u32 crc32c of the 12 bytes before and
- * of the body}, then the body. Bodies:
- *   hello      {u32 version, u32 purpose, u64 from, to, session, layout, block_bytes, piece_bytes, u32 n_blocks, n_layers,
- *               u8 nonce[32]}
- *   challenge  {u8 nonce[32], u8 mac[32]}        proof  {u8 mac[32]}
- *   welcome    {u64 pool_bytes, fd_off}          (on the unix socket with the pool's fd)
- *   refused    {u64 incarnation, u32 reason}     (then the connection closes)
- *   piece      {u64 id, p_id, u32 dst_index, layer, bytes, crc of the data}, followed by `bytes` of data, not counted in
- *               the frame's body
- *   all others {u64 from, to, session, id, p_id, bytes, u32 reason, n, n_list, payload_bytes}, n_list x u32, payload
- * A decoder never trusts a length: bounds first, checksum next, fields last. */
+ * A frame is a header of 16 bytes {u32 magic, u8 type, u8[3] zero, u32 body bytes, u32 crc32c of
+ * the 12 bytes before and of the body}, then the body. Bodies: hello      {u32 version, u32
+ * purpose, u64 from, to, session, layout, block_bytes, piece_bytes, u32 n_blocks, n_layers, u8
+ * nonce[32]} challenge  {u8 nonce[32], u8 mac[32]}        proof  {u8 mac[32]} welcome    {u64
+ * pool_bytes, fd_off}          (on the unix socket with the pool's fd) refused    {u64 incarnation,
+ * u32 reason}     (then the connection closes) piece      {u64 id, p_id, u32 dst_index, layer,
+ * bytes, crc of the data}, followed by `bytes` of data, not counted in the frame's body all others
+ * {u64 from, to, session, id, p_id, bytes, u32 reason, n, n_list, payload_bytes}, n_list x u32,
+ * payload A decoder never trusts a length: bounds first, checksum next, fields last. */
 #pragma once
 #include "lib/base/buf.h"
 
@@ -42,13 +41,15 @@ enum control_type {
     /* P to D */
     CONTROL_ACCEPT = 32, /* the order is queued */
     CONTROL_ASK,         /* n: blocks wanted */
-    CONTROL_DONE,        /* n: pieces sent as frames, bytes: moved in all, payload. No write follows it. */
-    CONTROL_FAILED,      /* reason, payload: text. No write follows it. */
+    CONTROL_DONE, /* n: pieces sent as frames, bytes: moved in all, payload. No write follows it. */
+    CONTROL_FAILED, /* reason, payload: text. No write follows it. */
     /* both */
-    CONTROL_HEARTBEAT = 48, /* payload: n x {u64 id, u64 p_id} of the transfers that the sender holds */
+    CONTROL_HEARTBEAT =
+        48, /* payload: n x {u64 id, u64 p_id} of the transfers that the sender holds */
 };
 
-/* id: D's name of the transfer. p_id: P's name of it, 0 when D has not heard it yet; never reused by an incarnation. */
+/* id: D's name of the transfer. p_id: P's name of it, 0 when D has not heard it yet; never reused
+ * by an incarnation. */
 struct control_msg {
     enum control_type type;
     uint64_t from, to; /* incarnations */
@@ -81,8 +82,8 @@ struct control_frame {
     uint32_t n;
 };
 
-/* Looks at the front of a stream. Bytes of the whole frame when it is there and sound, 0 when more are needed (*need: total
- * bytes wanted, at least n + 1), -EINVAL when the stream is garbage. */
+/* Looks at the front of a stream. Bytes of the whole frame when it is there and sound, 0 when more
+ * are needed (*need: total bytes wanted, at least n + 1), -EINVAL when the stream is garbage. */
 int64_t control_frame_decode(const void *data, size_t n, struct control_frame *out,
                              size_t *need) MUST_CHECK;
 void control_frame_header(uint8_t out[CONTROL_HEADER_BYTES], enum control_type type,

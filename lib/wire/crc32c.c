@@ -8,7 +8,7 @@
 #include <nmmintrin.h>
 #endif
 
-#define POLY 0x82f63b78u /* reflected: bit 31 is x^0 */
+#define POLY      0x82f63b78u /* reflected: bit 31 is x^0 */
 #define LANES_MIN 1024
 
 static uint32_t table[256];
@@ -71,8 +71,8 @@ __attribute__((target("sse4.2"))) static uint64_t lane(uint64_t c, const uint8_t
     return c;
 }
 
-/* One instruction has a latency of three cycles and a throughput of one, so three independent lanes fill the unit; the
- * registers are joined by the linearity of the CRC. */
+/* One instruction has a latency of three cycles and a throughput of one, so three independent lanes
+ * fill the unit; the registers are joined by the linearity of the CRC. */
 __attribute__((target("sse4.2"))) static uint32_t crc_hw(uint32_t c0, const uint8_t *p, size_t n)
 {
     static _Thread_local size_t known_len;

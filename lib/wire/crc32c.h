@@ -1,5 +1,6 @@
-/* crc32c.h: CRC-32C (Castagnoli, reflected, as in RFC 3720 §B.4) of pieces and frames: three lanes of the SSE 4.2
- * instruction at a time, about 8 bytes a cycle; a table where there is none. Any thread. */
+/* crc32c.h: CRC-32C (Castagnoli, reflected, as in RFC 3720 §B.4) of pieces and frames: three lanes
+ * of the SSE 4.2 instruction at a time, about 8 bytes a cycle; a table where there is none. Any
+ * thread. */
 #pragma once
 #include <stddef.h>
 #include <stdint.h>

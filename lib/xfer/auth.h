@@ -1,5 +1,6 @@
-/* auth.h: both ends of a connection prove that they know the deployment's secret, without showing it: HMAC-SHA256 (RFC 2104)
- * over the client's hello (its nonce, both incarnations, the session, the geometry) and the server's nonce. */
+/* auth.h: both ends of a connection prove that they know the deployment's secret, without showing
+ * it: HMAC-SHA256 (RFC 2104) over the client's hello (its nonce, both incarnations, the session,
+ * the geometry) and the server's nonce. */
 #pragma once
 #include "lib/wire/control.h"
 

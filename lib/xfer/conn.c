@@ -141,8 +141,8 @@ static void piece_begin(struct conn *c, const struct control_frame *f)
     c->rx.got = 0;
     c->rx.open = hand_d_piece_open(x->d, c->link, &c->rx.piece, &block);
     if (c->rx.open)
-        c->rx.dst = x->cfg.pool.base + block * x->cfg.block_bytes +
-                    c->rx.piece.layer * x->cfg.piece_bytes;
+        c->rx.dst =
+            x->cfg.pool.base + block * x->cfg.block_bytes + c->rx.piece.layer * x->cfg.piece_bytes;
 }
 
 static void piece_end(struct conn *c, uint64_t now_ns)

@@ -1,11 +1,12 @@
 /* conn.h: connections of the transfer thread (private to lib/xfer). Four kinds:
  *   OUT       D → P, control; pieces come back on it when the path is tcp. Owns a link of hand_d.
  *   IN        accepted by P, the other end of OUT. Owns a link of hand_p, a queue of pushes.
- *   SHM_OUT   P → D, unix socket: asks for the pool's fd, then stays open for as long as P has it mapped.
- *   SHM_IN    accepted by D: its end of file proves that P (process or mapping) can't write any more: a dying process leaves
- *             its address space before it closes its files, a living one unmaps before it closes.
- * Handshake: hello → challenge → proof (→ welcome with the fd). All sockets are non-blocking; a connection that is `dead` is
- * closed by the loop's reap, never inside a callback. One thread. */
+ *   SHM_OUT   P → D, unix socket: asks for the pool's fd, then stays open for as long as P has it
+ * mapped. SHM_IN    accepted by D: its end of file proves that P (process or mapping) can't write
+ * any more: a dying process leaves its address space before it closes its files, a living one
+ * unmaps before it closes. Handshake: hello → challenge → proof (→ welcome with the fd). All
+ * sockets are non-blocking; a connection that is `dead` is closed by the loop's reap, never inside
+ * a callback. One thread. */
 #pragma once
 #include "lib/xfer/auth.h"
 #include "lib/xfer/hand.h"
@@ -17,15 +18,22 @@
 #include <sys/uio.h>
 
 enum conn_kind { CONN_OUT, CONN_IN, CONN_SHM_OUT, CONN_SHM_IN };
-enum conn_state { CONN_CONNECTING, CONN_HELLO, CONN_CHALLENGE, CONN_PROOF, CONN_WELCOME, CONN_OPEN };
+enum conn_state {
+    CONN_CONNECTING,
+    CONN_HELLO,
+    CONN_CHALLENGE,
+    CONN_PROOF,
+    CONN_WELCOME,
+    CONN_OPEN
+};
 
-#define CONN_TX_PIECES 32u          /* pieces in one writev */
-#define CONN_TX_BYTES  (2u << 20)   /* after that much, control goes first again */
-#define CONN_OUT_MAX   (64u << 20)  /* control bytes that a peer may leave unread */
+#define CONN_TX_PIECES 32u         /* pieces in one writev */
+#define CONN_TX_BYTES  (2u << 20)  /* after that much, control goes first again */
+#define CONN_OUT_MAX   (64u << 20) /* control bytes that a peer may leave unread */
 #define CONN_READ      (64u << 10)
-#define CONN_TAIL      4096u        /* read behind a piece: the next header */
+#define CONN_TAIL      4096u /* read behind a piece: the next header */
 
-struct conn_rx { /* a piece that is arriving */
+struct conn_rx {       /* a piece that is arriving */
     bool active, open; /* open: goes to dst; else it is read and dropped */
     struct control_piece piece;
     uint8_t *dst;
@@ -49,14 +57,14 @@ struct conn {
     bool dead;
     enum xfer_reason why; /* of death, for events */
     char text[XFER_REASON_MAX];
-    uint64_t deadline_ns; /* handshake must be over; 0 when it is */
+    uint64_t deadline_ns;       /* handshake must be over; 0 when it is */
     struct control_hello hello; /* the client's, whichever end this is */
     uint8_t hello_bytes[CONTROL_HELLO_BYTES], nonce[CONTROL_NONCE_BYTES];
     struct sockaddr_storage addr; /* OUT */
     socklen_t addr_len;
     struct buf in, hs, out; /* hs: handshake, sent before out */
     struct hand_link *link;
-    struct conn *pair;      /* OUT ↔ SHM_IN, IN ↔ SHM_OUT */
+    struct conn *pair; /* OUT ↔ SHM_IN, IN ↔ SHM_OUT */
     struct conn_rx rx;
     struct conn_tx *tx;
     /* IN: pushes that have not begun */
@@ -126,8 +134,14 @@ void shm_welcome(struct conn *shm_out, const struct control_frame *f);
 
 /* What the engine's thread asks of the transfer thread. */
 enum command_kind {
-    COMMAND_ORDER, COMMAND_GRANT, COMMAND_REJECT, COMMAND_ABORT, /* D */
-    COMMAND_ASK, COMMAND_PUSH, COMMAND_DONE, COMMAND_FAIL,       /* P */
+    COMMAND_ORDER,
+    COMMAND_GRANT,
+    COMMAND_REJECT,
+    COMMAND_ABORT, /* D */
+    COMMAND_ASK,
+    COMMAND_PUSH,
+    COMMAND_DONE,
+    COMMAND_FAIL, /* P */
 };
 struct command {
     struct post_letter letter;

@@ -8,7 +8,18 @@
 
 #define PIECE_BYTES 8u /* a piece is one word here */
 
-enum act_kind { ACT_MSG, ACT_PIECE, ACT_WRITE, ACT_CONNECT, ACT_REFUSED, ACT_P_GONE, ACT_D_EOF, ACT_D_STOPPED, ACT_TIMER, ACT_TICK };
+enum act_kind {
+    ACT_MSG,
+    ACT_PIECE,
+    ACT_WRITE,
+    ACT_CONNECT,
+    ACT_REFUSED,
+    ACT_P_GONE,
+    ACT_D_EOF,
+    ACT_D_STOPPED,
+    ACT_TIMER,
+    ACT_TICK
+};
 
 struct fake_link {
     struct fake_node *d, *p; /* p: NULL until connected */
@@ -330,8 +341,7 @@ void fake_kill(struct fake *f, struct fake_node *n)
 {
     struct fake_link *l;
     n->dead = true;
-    DL_FOREACH(f->links, l)
-    {
+    DL_FOREACH (f->links, l) {
         if (l->p == n)
             tell_d(f, l);
         if (l->d == n && l->p && l->p != n)
@@ -354,11 +364,11 @@ struct hand_p *fake_p(struct fake_node *n)
     return n->p;
 }
 
-struct hand_link *fake_link(struct fake *f, struct fake_node *d, uint32_t slot, uint64_t incarnation)
+struct hand_link *fake_link(struct fake *f, struct fake_node *d, uint32_t slot,
+                            uint64_t incarnation)
 {
     struct fake_link *l;
-    DL_FOREACH(f->links, l)
-    {
+    DL_FOREACH (f->links, l) {
         if (l->d == d && l->slot == slot && l->peer == incarnation && l->dl && !l->d_dropped &&
             !l->eof_sent)
             return l->dl;
@@ -375,8 +385,8 @@ struct hand_link *fake_link(struct fake *f, struct fake_node *d, uint32_t slot, 
     return l->dl;
 }
 
-void fake_after(struct fake *f, struct fake_node *n, uint64_t delay_ns, void (*fn)(void *user, uint64_t a),
-                uint64_t a)
+void fake_after(struct fake *f, struct fake_node *n, uint64_t delay_ns,
+                void (*fn)(void *user, uint64_t a), uint64_t a)
 {
     struct act *t = plan(f, ACT_TIMER, delay_ns, n, NULL);
     t->fn = fn;
@@ -388,8 +398,7 @@ void fake_after(struct fake *f, struct fake_node *n, uint64_t delay_ns, void (*f
 static void do_connect(struct fake *f, struct fake_link *l)
 {
     struct fake_node *n, *to = NULL;
-    DL_FOREACH(f->nodes, n)
-    {
+    DL_FOREACH (f->nodes, n) {
         if (n->slot == l->slot && !n->dead)
             to = n;
     }
@@ -405,7 +414,8 @@ static void do_connect(struct fake *f, struct fake_link *l)
     tick(to);
 }
 
-/* By the slot, not the incarnation: whoever lives there now gets the message, and must refuse another's. */
+/* By the slot, not the incarnation: whoever lives there now gets the message, and must refuse
+ * another's. */
 static void do_msg(struct fake *f, const struct act *a)
 {
     struct control_frame fr;
@@ -416,8 +426,7 @@ static void do_msg(struct fake *f, const struct act *a)
     struct fake_link *l = a->link, *o;
     bool from_d = a->node == l->d && m.from == l->d->incarnation && m.to == l->peer;
     uint32_t slot = from_d ? l->slot : l->d->slot;
-    DL_FOREACH(f->links, o)
-    {
+    DL_FOREACH (f->links, o) {
         if (from_d && o->pl && o->p->slot == slot && !o->p->dead) {
             hand_p_recv(o->p->p, o->pl, &m, f->now_ns);
             tick(o->p);
@@ -447,7 +456,8 @@ static void do_piece(struct fake *f, const struct act *a)
     tick(l->d);
 }
 
-static void send_piece(struct fake *f, struct fake_link *l, const struct hand_push *p, uint64_t word)
+static void send_piece(struct fake *f, struct fake_link *l, const struct hand_push *p,
+                       uint64_t word)
 {
     uint64_t delay_ns[2];
     bool corrupt;

@@ -1,10 +1,12 @@
-/* fake.h: a transport in virtual time for the hand-over protocol: the state machines of the product, on workers whose
- * messages and pieces are lost, late, doubled, swapped, corrupted or cut off, and which are killed at any step. Everything
- * is a function of the seed. Used by tests; real sockets are in loop.c.
+/* fake.h: a transport in virtual time for the hand-over protocol: the state machines of the
+ * product, on workers whose messages and pieces are lost, late, doubled, swapped, corrupted or cut
+ * off, and which are killed at any step. Everything is a function of the seed. Used by tests; real
+ * sockets are in loop.c.
  *
- * A worker (struct fake_node) lives in a slot (its host:port) with an incarnation; fake_kill ends it, another may take the
- * slot. What a dead worker sent may still arrive; its writes in place stop with it. Ends of connections are noticed late but
- * surely, unless cfg.deaf_p says that P may miss them (then its lease must do). */
+ * A worker (struct fake_node) lives in a slot (its host:port) with an incarnation; fake_kill ends
+ * it, another may take the slot. What a dead worker sent may still arrive; its writes in place stop
+ * with it. Ends of connections are noticed late but surely, unless cfg.deaf_p says that P may miss
+ * them (then its lease must do). */
 #pragma once
 #include "lib/xfer/hand.h"
 
@@ -35,8 +37,9 @@ struct fake_cfg {
 /* What a worker's engine and memory do. */
 struct fake_hooks {
     void (*event)(void *user, const struct xfer_event *e);
-    uint64_t (*read)(void *user, const struct hand_push *p);  /* P: a source piece leaves */
-    void (*write)(void *user, uint64_t id, uint32_t block, uint32_t layer, uint64_t word); /* D: lands */
+    uint64_t (*read)(void *user, const struct hand_push *p); /* P: a source piece leaves */
+    void (*write)(void *user, uint64_t id, uint32_t block, uint32_t layer,
+                  uint64_t word);        /* D: lands */
     void (*sent)(void *arg, uint64_t n); /* before the n-th message or piece goes out */
     void *arg;
 };
@@ -55,8 +58,9 @@ bool fake_alive(const struct fake_node *n);
 struct hand_d *fake_d(struct fake_node *n);
 struct hand_p *fake_p(struct fake_node *n);
 /* D connects to (slot, incarnation), or takes the connection it has. */
-struct hand_link *fake_link(struct fake *f, struct fake_node *d, uint32_t slot, uint64_t incarnation);
+struct hand_link *fake_link(struct fake *f, struct fake_node *d, uint32_t slot,
+                            uint64_t incarnation);
 /* Calls fn(user, a) at now + delay unless the worker is dead by then. */
-void fake_after(struct fake *f, struct fake_node *n, uint64_t delay_ns, void (*fn)(void *user, uint64_t a),
-                uint64_t a);
+void fake_after(struct fake *f, struct fake_node *n, uint64_t delay_ns,
+                void (*fn)(void *user, uint64_t a), uint64_t a);
 void fake_run(struct fake *f, uint64_t until_ns);

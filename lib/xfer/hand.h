@@ -1,17 +1,21 @@
-/* hand.h: the hand-over protocol as two pure state machines, hand_d (the request's home) and hand_p (the prefill worker).
- * They know no socket and no clock: what happened comes in as calls with `now_ns`, what to do goes out through struct
- * hand_ops. The same code runs on the transfer thread (loop.c) and, in virtual time under every fault, on fake.c.
+/* hand.h: the hand-over protocol as two pure state machines, hand_d (the request's home) and hand_p
+ * (the prefill worker). They know no socket and no clock: what happened comes in as calls with
+ * `now_ns`, what to do goes out through struct hand_ops. The same code runs on the transfer thread
+ * (loop.c) and, in virtual time under every fault, on fake.c.
  *
  * Rules that make it safe whatever is lost, late, doubled or reordered:
- *   - Each side repeats its last word every fifth of a lease until answered: order until accept, ask until grant or reject,
- *     abort until failed, done/failed until close. A repeated ask is answered by the same grant.
- *   - A transfer at P is named (session, id, p_id); p_id is never reused. A grant names the p_id that asked, so a doubled
- *     order that comes back from the dead can't receive the grant of its predecessor.
- *   - P's done and failed mean "no write of mine follows"; they leave only when no push is outstanding. Only they, or the
- *     transport's proof that the writer is gone (hand_d_stopped), end a quarantine. Time never does.
- *   - What one side does not know, it answers at once: unknown at P → failed, unknown at D → abort or close. So forgetting is
- *     always safe.
- * Ops are called from inside and must not call back into the machine. One thread. */
+ *   - Each side repeats its last word every fifth of a lease until answered: order until accept,
+ * ask until grant or reject, abort until failed, done/failed until close. A repeated ask is
+ * answered by the same grant.
+ *   - A transfer at P is named (session, id, p_id); p_id is never reused. A grant names the p_id
+ * that asked, so a doubled order that comes back from the dead can't receive the grant of its
+ * predecessor.
+ *   - P's done and failed mean "no write of mine follows"; they leave only when no push is
+ * outstanding. Only they, or the transport's proof that the writer is gone (hand_d_stopped), end a
+ * quarantine. Time never does.
+ *   - What one side does not know, it answers at once: unknown at P → failed, unknown at D → abort
+ * or close. So forgetting is always safe. Ops are called from inside and must not call back into
+ * the machine. One thread. */
 #pragma once
 #include "lib/wire/control.h"
 #include "lib/xfer/xfer.h"
@@ -21,6 +25,7 @@ struct hand_link; /* one session with one peer, on either side */
 struct hand_push {
     uint64_t id, p_id;
     uint32_t src_block, dst_block, dst_index, layer;
+    uint32_t n_blocks; /* of the whole transfer */
 };
 
 struct hand_ops {
@@ -64,8 +69,9 @@ void hand_d_reject(struct hand_d *d, uint64_t id, const char *text, uint64_t now
 void hand_d_abort(struct hand_d *d, uint64_t id, const char *text, uint64_t now_ns);
 void hand_d_recv(struct hand_d *d, struct hand_link *l, const struct control_msg *m,
                  uint64_t now_ns);
-/* Pieces that come as frames. open: is (id, p_id) of this link granted, index and layer in range, and the piece not here yet?
- * Then *block is where it goes, and close must follow: sound or corrupt. */
+/* Pieces that come as frames. open: is (id, p_id) of this link granted, index and layer in range,
+ * and the piece not here yet? Then *block is where it goes, and close must follow: sound or
+ * corrupt. */
 bool hand_d_piece_open(struct hand_d *d, struct hand_link *l, const struct control_piece *p,
                        uint32_t *block);
 void hand_d_piece_close(struct hand_d *d, struct hand_link *l, const struct control_piece *p,
@@ -77,11 +83,12 @@ uint32_t hand_d_quarantined(const struct hand_d *d); /* blocks */
 struct hand_p;
 struct hand_p *hand_p_new(const struct hand_cfg *cfg);
 void hand_p_free(struct hand_p *p);
-struct hand_link *hand_p_link(struct hand_p *p, uint64_t peer, uint64_t session, uint32_t peer_blocks,
-                              void *user, uint64_t now_ns);
+struct hand_link *hand_p_link(struct hand_p *p, uint64_t peer, uint64_t session,
+                              uint32_t peer_blocks, void *user, uint64_t now_ns);
 /* The connection is closed and nothing of it is being written: transfers end, the link is freed. */
 void hand_p_gone(struct hand_p *p, struct hand_link *l, uint64_t now_ns);
-void hand_p_path(struct hand_link *l, enum xfer_path path); /* how pushes travel: decides what done says */
+void hand_p_path(struct hand_link *l,
+                 enum xfer_path path); /* how pushes travel: decides what done says */
 
 void hand_p_ask(struct hand_p *p, uint64_t p_id, uint32_t n_blocks, uint64_t now_ns);
 void hand_p_push(struct hand_p *p, uint64_t p_id, uint32_t layer, const struct xfer_piece *pieces,

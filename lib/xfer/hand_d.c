@@ -59,7 +59,8 @@ void hand_d_free(struct hand_d *d)
 {
     struct d_xfer *x, *t;
     struct hand_link *l, *lt;
-    HASH_ITER(hh, d->xfers, x, t) forget(d, x);
+    HASH_ITER (hh, d->xfers, x, t)
+        forget(d, x);
     DL_FOREACH_SAFE(d->links, l, lt)
     {
         DL_DELETE(d->links, l);
@@ -139,18 +140,18 @@ void hand_d_lost(struct hand_d *d, struct hand_link *l, enum xfer_reason why, co
     if (l->lost)
         return;
     l->lost = true;
-    HASH_ITER(hh, d->xfers, x, t)
-    if (x->link == l)
-        end(d, x, why, text, now_ns);
+    HASH_ITER (hh, d->xfers, x, t)
+        if (x->link == l)
+            end(d, x, why, text, now_ns);
 }
 
 void hand_d_stopped(struct hand_d *d, struct hand_link *l, uint64_t now_ns)
 {
     struct d_xfer *x, *t;
     hand_d_lost(d, l, XFER_PEER_LOST, "the prefill worker's connection ended", now_ns);
-    HASH_ITER(hh, d->xfers, x, t)
-    if (x->link == l)
-        quiesce(d, x, now_ns);
+    HASH_ITER (hh, d->xfers, x, t)
+        if (x->link == l)
+            quiesce(d, x, now_ns);
     DL_DELETE(d->links, l);
     free(l);
 }
@@ -192,7 +193,8 @@ void hand_d_order(struct hand_d *d, struct hand_link *l, uint64_t id, const void
     send_order(d, x, now_ns);
 }
 
-void hand_d_grant(struct hand_d *d, uint64_t id, const uint32_t *blocks, uint32_t n, uint64_t now_ns)
+void hand_d_grant(struct hand_d *d, uint64_t id, const uint32_t *blocks, uint32_t n,
+                  uint64_t now_ns)
 {
     struct d_xfer *x = find(d, id);
     if (!x || x->state != D_ASKED)
@@ -250,7 +252,8 @@ static void on_asked(struct hand_d *d, struct d_xfer *x, const struct control_ms
 }
 
 /* P's claim: every piece was written in place (m->n == 0), or sent as a frame. */
-static void on_done(struct hand_d *d, struct d_xfer *x, const struct control_msg *m, uint64_t now_ns)
+static void on_done(struct hand_d *d, struct d_xfer *x, const struct control_msg *m,
+                    uint64_t now_ns)
 {
     if (x->state == D_ENDING) {
         hand_send_text(&d->cfg, x->link, CONTROL_CLOSE, x->id, x->p_id, XFER_OK, "");
@@ -335,7 +338,8 @@ static void on_named(struct hand_d *d, struct d_xfer *x, const struct control_ms
     }
 }
 
-void hand_d_recv(struct hand_d *d, struct hand_link *l, const struct control_msg *m, uint64_t now_ns)
+void hand_d_recv(struct hand_d *d, struct hand_link *l, const struct control_msg *m,
+                 uint64_t now_ns)
 {
     if (!hand_addressed(&d->cfg, l, m) || l->lost)
         return;
@@ -427,8 +431,7 @@ static void beat(struct hand_d *d, struct hand_link *l)
     uint64_t pairs[2 * HAND_BEAT_MAX];
     uint32_t n = 0;
     struct d_xfer *x, *t;
-    HASH_ITER(hh, d->xfers, x, t)
-    {
+    HASH_ITER (hh, d->xfers, x, t) {
         if (x->link != l || !x->p_id || x->state == D_CHECKING || n == HAND_BEAT_MAX)
             continue;
         pairs[2 * n] = x->id;
@@ -461,7 +464,8 @@ uint64_t hand_d_tick(struct hand_d *d, uint64_t now_ns)
         }
         next = min_u64(next, min_u64(l->beat_ns, l->heard_ns + d->cfg.lease_ns));
     }
-    HASH_ITER(hh, d->xfers, x, t) tick_xfer(d, x, now_ns, &next);
+    HASH_ITER (hh, d->xfers, x, t)
+        tick_xfer(d, x, now_ns, &next);
     return next;
 }
 

@@ -1,4 +1,5 @@
-/* hand_link.h: what both state machines keep of a session, and the words they share. Private to hand_d.c and hand_p.c. */
+/* hand_link.h: what both state machines keep of a session, and the words they share. Private to
+ * hand_d.c and hand_p.c. */
 #pragma once
 #include "lib/base/clock.h"
 #include "lib/base/rng.h"
@@ -50,12 +51,8 @@ static inline enum xfer_reason hand_reason_of(const struct control_msg *m, enum 
 static inline struct control_msg hand_msg(const struct hand_cfg *c, const struct hand_link *l,
                                           enum control_type type, uint64_t id, uint64_t p_id)
 {
-    return (struct control_msg){.type = type,
-                                .from = c->me,
-                                .to = l->peer,
-                                .session = l->session,
-                                .id = id,
-                                .p_id = p_id};
+    return (struct control_msg){
+        .type = type, .from = c->me, .to = l->peer, .session = l->session, .id = id, .p_id = p_id};
 }
 
 static inline void hand_send_text(const struct hand_cfg *c, struct hand_link *l,

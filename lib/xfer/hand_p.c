@@ -10,7 +10,8 @@ enum p_state {
     P_ENDED,   /* the last word is said and repeated until closed; released */
 };
 
-/* How long an unanswered last word is repeated, in leases. Forgetting earlier is safe, only less polite. */
+/* How long an unanswered last word is repeated, in leases. Forgetting earlier is safe, only less
+ * polite. */
 #define P_ENDED_LEASES 8u
 
 struct p_xfer {
@@ -60,7 +61,8 @@ void hand_p_free(struct hand_p *p)
 {
     struct p_xfer *x, *t;
     struct hand_link *l, *lt;
-    HASH_ITER(hh, p->xfers, x, t) forget(p, x);
+    HASH_ITER (hh, p->xfers, x, t)
+        forget(p, x);
     DL_FOREACH_SAFE(p->links, l, lt)
     {
         DL_DELETE(p->links, l);
@@ -69,8 +71,8 @@ void hand_p_free(struct hand_p *p)
     free(p);
 }
 
-struct hand_link *hand_p_link(struct hand_p *p, uint64_t peer, uint64_t session, uint32_t peer_blocks,
-                              void *user, uint64_t now_ns)
+struct hand_link *hand_p_link(struct hand_p *p, uint64_t peer, uint64_t session,
+                              uint32_t peer_blocks, void *user, uint64_t now_ns)
 {
     struct hand_link *l = hand_link_make(peer, session, user, now_ns);
     l->peer_blocks = peer_blocks;
@@ -93,8 +95,7 @@ static struct p_xfer *find(const struct hand_p *p, uint64_t p_id)
 static struct p_xfer *find_wire(const struct hand_p *p, const struct hand_link *l, uint64_t id)
 {
     struct p_xfer *x;
-    DL_FOREACH(p->all, x)
-    {
+    DL_FOREACH (p->all, x) {
         if (x->id == id && x->link == l)
             return x;
     }
@@ -228,7 +229,8 @@ void hand_p_push(struct hand_p *p, uint64_t p_id, uint32_t layer, const struct x
                                  .src_block = pieces[i].src_block,
                                  .dst_block = x->blocks[pieces[i].dst_index],
                                  .dst_index = pieces[i].dst_index,
-                                 .layer = layer};
+                                 .layer = layer,
+                                 .n_blocks = x->n};
         p->cfg.ops->push(p->cfg.ctx, x->link, &push);
     }
 }
@@ -358,7 +360,8 @@ static void on_beat(struct hand_p *p, struct hand_link *l, const struct control_
     }
 }
 
-void hand_p_recv(struct hand_p *p, struct hand_link *l, const struct control_msg *m, uint64_t now_ns)
+void hand_p_recv(struct hand_p *p, struct hand_link *l, const struct control_msg *m,
+                 uint64_t now_ns)
 {
     if (!hand_addressed(&p->cfg, l, m) || l->lost)
         return;
@@ -381,8 +384,7 @@ static void beat(struct hand_p *p, struct hand_link *l)
     uint64_t pairs[2 * HAND_BEAT_MAX];
     uint32_t n = 0;
     struct p_xfer *x;
-    DL_FOREACH(p->all, x)
-    {
+    DL_FOREACH (p->all, x) {
         if (x->link != l || x->state == P_ENDED || n == HAND_BEAT_MAX)
             continue;
         pairs[2 * n] = x->id;
@@ -450,6 +452,7 @@ uint32_t hand_p_transfers(const struct hand_p *p)
 {
     uint32_t n = 0;
     struct p_xfer *x;
-    DL_FOREACH(p->all, x) n += x->state != P_ENDED;
+    DL_FOREACH (p->all, x)
+        n += x->state != P_ENDED;
     return n;
 }

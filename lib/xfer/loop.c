@@ -90,8 +90,7 @@ static bool same_peer(const struct conn *c, const struct command *m)
 static struct conn *link_to(struct xfer *x, const struct command *m, uint64_t now_ns)
 {
     struct conn *c;
-    DL_FOREACH(x->conns, c)
-    {
+    DL_FOREACH (x->conns, c) {
         if (same_peer(c, m))
             return c;
     }
@@ -201,8 +200,7 @@ static uint64_t deadlines(struct xfer *x, uint64_t now_ns)
 {
     uint64_t next = UINT64_MAX;
     struct conn *c;
-    DL_FOREACH(x->conns, c)
-    {
+    DL_FOREACH (x->conns, c) {
         if (c->dead || !c->deadline_ns)
             continue;
         if (now_ns >= c->deadline_ns)
@@ -218,8 +216,7 @@ static bool serve(struct xfer *x, uint64_t now_ns)
 {
     bool more = false;
     struct conn *c;
-    DL_FOREACH(x->conns, c)
-    {
+    DL_FOREACH (x->conns, c) {
         if (c->dead)
             continue;
         if (c->kind == CONN_IN && push_shm(c, now_ns))
@@ -234,8 +231,7 @@ static void gauges(struct xfer *x)
 {
     uint32_t links = 0;
     struct conn *c;
-    DL_FOREACH(x->conns, c)
-    {
+    DL_FOREACH (x->conns, c) {
         if (c->fd >= 0 && !c->dead)
             conn_arm(c);
         links += c->link && !c->dead;

@@ -1,3 +1,4 @@
 MODULES += lib/xfer
 lib/xfer_DEPS := lib/wire
 lib/xfer_PKGS := openssl
+bench_xfer := lib/xfer

@@ -1,6 +1,7 @@
 #include "lib/xfer/conn.h"
 
 #include "lib/wire/crc32c.h"
+#include "lib/xfer/copy.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -66,7 +67,8 @@ bool push_shm(struct conn *in, uint64_t now_ns)
             const struct hand_push *p = &in->push[in->push_head++];
             size_t at = p->dst_block * in->hello.block_bytes + p->layer * piece;
             ASSERT(at + piece <= shm->map_len);
-            memcpy(shm->map + at, source(x, p), piece);
+            size_t whole = (size_t)p->n_blocks * x->cfg.n_layers * piece;
+            copy_bytes(shm->map + at, source(x, p), piece, whole >= COPY_STREAM_BYTES);
             share += piece;
             n++;
         }
@@ -89,8 +91,8 @@ void push_fill(struct conn *in)
     for (uint32_t k = 0; push_ready(in) && k < CONN_TX_PIECES && bytes < CONN_TX_BYTES; k++) {
         const struct hand_push *p = &in->push[in->push_head++];
         const uint8_t *src = source(x, p);
-        struct control_piece h = {p->id, p->p_id, p->dst_index, p->layer, (uint32_t)piece,
-                                  crc32c(0, src, piece)};
+        struct control_piece h = {p->id,    p->p_id,         p->dst_index,
+                                  p->layer, (uint32_t)piece, crc32c(0, src, piece)};
         control_piece_encode(&h, tx->head[k]);
         tx->p_id[k] = p->p_id;
         tx->iov[tx->n_iov++] = (struct iovec){tx->head[k], sizeof tx->head[k]};

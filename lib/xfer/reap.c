@@ -2,7 +2,8 @@
 
 #include <utlist.h>
 
-/* D's end of a session. While P may still have the pool mapped the link stays, and with it the quarantine. */
+/* D's end of a session. While P may still have the pool mapped the link stays, and with it the
+ * quarantine. */
 static void reap_out(struct xfer *x, struct conn *c, uint64_t now_ns)
 {
     hand_d_lost(x->d, c->link, c->why, c->text, now_ns);
@@ -54,8 +55,7 @@ static void reap_shm_out(struct xfer *x, struct conn *c)
 static struct conn *next_dead(struct xfer *x)
 {
     struct conn *c;
-    DL_FOREACH(x->conns, c)
-    {
+    DL_FOREACH (x->conns, c) {
         bool waits = c->kind == CONN_OUT && c->fd < 0 && c->pair;
         if (c->dead && !waits)
             return c;
@@ -79,6 +79,7 @@ void reap(struct xfer *x, uint64_t now_ns)
 void reap_all(struct xfer *x, uint64_t now_ns)
 {
     struct conn *c;
-    DL_FOREACH(x->conns, c) conn_die(c, XFER_SHUTDOWN, "this worker is stopping");
+    DL_FOREACH (x->conns, c)
+        conn_die(c, XFER_SHUTDOWN, "this worker is stopping");
     reap(x, now_ns);
 }

@@ -110,8 +110,7 @@ void shm_give(struct conn *c)
 {
     struct xfer *x = c->x;
     struct conn *out = NULL, *o;
-    DL_FOREACH(x->conns, o)
-    {
+    DL_FOREACH (x->conns, o) {
         if (o->kind == CONN_OUT && !o->dead && o->link && o->hello.session == c->hello.session &&
             o->hello.to == c->hello.from)
             out = o;
@@ -155,6 +154,7 @@ static int map(struct conn *c, const struct control_frame *f)
     void *p = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED, c->got_fd, (off_t)off);
     if (p == MAP_FAILED)
         return -errno;
+    (void)madvise(p, len, MADV_HUGEPAGE);
     c->map = p;
     c->map_len = len;
     close_fdp(&c->got_fd);

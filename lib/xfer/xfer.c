@@ -86,9 +86,9 @@ static int check(const struct xfer_cfg *c, struct err *e)
         return err_set(e, EINVAL, "the peer secret must have 1 to %d bytes", XFER_SECRET_MAX);
     if (!c->pool.base || !c->n_blocks || !c->n_layers || !c->piece_bytes ||
         c->piece_bytes > UINT32_MAX || c->n_layers > 4096 ||
-        c->n_layers * c->piece_bytes > c->block_bytes ||
-        c->pool.len / c->block_bytes < c->n_blocks)
-        return err_set(e, EINVAL, "%u blocks of %zu bytes, %u layers of %zu, don't fit a KV pool of %zu",
+        c->n_layers * c->piece_bytes > c->block_bytes || c->pool.len / c->block_bytes < c->n_blocks)
+        return err_set(e, EINVAL,
+                       "%u blocks of %zu bytes, %u layers of %zu, don't fit a KV pool of %zu",
                        c->n_blocks, c->block_bytes, c->n_layers, c->piece_bytes, c->pool.len);
     return 0;
 }
@@ -101,16 +101,19 @@ static void metrics(struct xfer_metrics *m)
     for (enum xfer_path p = XFER_PATH_NONE; p <= XFER_PATH_TCP; p++)
         m->bytes[p] = metric_series(f, xfer_path_name(p));
     f = metric_family(METRIC_COUNTER, "baton_kv_transfer_failures_total",
-                      "KV transfers ordered by this worker that failed, by reason.", "reason", NULL, 0);
+                      "KV transfers ordered by this worker that failed, by reason.", "reason", NULL,
+                      0);
     for (int r = 0; r < XFER_REASONS; r++)
         m->failures[r] = metric_series(f, reason_names[r]);
-    static const double bounds[] = {.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30};
+    static const double bounds[] = {.0005, .001, .0025, .005, .01, .025, .05, .1,
+                                    .25,   .5,   1,     2.5,  5,   10,   30};
     f = metric_family(METRIC_HISTOGRAM, "baton_kv_transfer_seconds",
                       "Time from the grant of blocks to the last byte.", "", bounds,
                       sizeof bounds / sizeof *bounds);
     m->seconds = metric_series(f);
-    m->quarantined = metric_new(METRIC_GAUGE, "baton_kv_quarantined_blocks",
-                                "Blocks of failed transfers whose writer is not yet known to have stopped.");
+    m->quarantined =
+        metric_new(METRIC_GAUGE, "baton_kv_quarantined_blocks",
+                   "Blocks of failed transfers whose writer is not yet known to have stopped.");
     m->links = metric_new(METRIC_GAUGE, "baton_kv_links", "Open connections to other workers.");
 }
 
@@ -276,7 +279,8 @@ void xfer_grant(struct xfer *x, uint64_t id, const uint32_t *blocks, uint32_t n)
 
 static void send_text(struct xfer *x, enum command_kind kind, uint64_t id, const char *text)
 {
-    post_send(&x->commands, &command(kind, id, text ? text : "", text ? strlen(text) + 1 : 1)->letter);
+    post_send(&x->commands,
+              &command(kind, id, text ? text : "", text ? strlen(text) + 1 : 1)->letter);
 }
 
 void xfer_reject(struct xfer *x, uint64_t id, const char *reason)
@@ -296,7 +300,8 @@ void xfer_ask(struct xfer *x, uint64_t id, uint32_t n_blocks)
     post_send(&x->commands, &c->letter);
 }
 
-void xfer_push(struct xfer *x, uint64_t id, uint32_t layer, const struct xfer_piece *pieces, uint32_t n)
+void xfer_push(struct xfer *x, uint64_t id, uint32_t layer, const struct xfer_piece *pieces,
+               uint32_t n)
 {
     struct command *c = command(COMMAND_PUSH, id, pieces, n * sizeof *pieces);
     c->n = n;

@@ -1,4 +1,5 @@
-/* xfer.h: KV is pushed from a prefill worker (P) to the decode worker (D) that is the request's home (DESIGN.md §4.2, §4.5).
+/* xfer.h: KV is pushed from a prefill worker (P) to the decode worker (D) that is the request's
+ * home (DESIGN.md §4.2, §4.5).
  *
  *   D: xfer_order ──order──▶ P: ORDER event (queued; leases are kept from here on)
  *   D: ASK event  ◀───ask─── P: xfer_ask, when about to run
@@ -8,19 +9,25 @@
  *   D: xfer_abort ──abort──▶ P: ABORTED event, at any time
  *
  * Promises to the engine:
- *   - Every id that xfer_order returned ends in exactly one DONE or FAILED; every FAILED is followed by exactly one
- *     QUIESCED. Blocks granted to an id that FAILED belong to nobody until QUIESCED: a writer may still be at work
- *     (quarantine). After DONE they hold the pushed bytes and are D's at once. Nothing follows DONE or QUIESCED.
- *   - Every ORDER event is followed by exactly one RELEASED, its last event: source blocks must be held until then. ABORTED
- *     comes before it when D, the link or a lease ended the transfer; calls made for that id afterwards do nothing.
- *   - A dead peer is noticed by its socket's end at once, a silent one after lease_ms; then the events follow immediately.
- *   - Zero blocks (the prefix was all there) is a transfer like any other: ask for 0, or xfer_done without asking.
- *   - A peer is host:port:incarnation. What is meant for another incarnation is refused by the one that gets it.
+ *   - Every id that xfer_order returned ends in exactly one DONE or FAILED; every FAILED is
+ * followed by exactly one QUIESCED. Blocks granted to an id that FAILED belong to nobody until
+ * QUIESCED: a writer may still be at work (quarantine). After DONE they hold the pushed bytes and
+ * are D's at once. Nothing follows DONE or QUIESCED.
+ *   - Every ORDER event is followed by exactly one RELEASED, its last event: source blocks must be
+ * held until then. ABORTED comes before it when D, the link or a lease ended the transfer; calls
+ * made for that id afterwards do nothing.
+ *   - A dead peer is noticed by its socket's end at once, a silent one after lease_ms; then the
+ * events follow immediately.
+ *   - Zero blocks (the prefix was all there) is a transfer like any other: ask for 0, or xfer_done
+ * without asking.
+ *   - A peer is host:port:incarnation. What is meant for another incarnation is refused by the one
+ * that gets it.
  *
- * Threads: one engine thread calls everything here; one transfer thread, made by xfer_new, owns sockets and the protocol.
- * They exchange messages over two queues; no call blocks. The transfer thread reads source blocks and writes destination
- * blocks of the pool; the engine must not write a source block between xfer_push and RELEASED.
- * Ids are never reused within an incarnation; a retry is a new order with a new id. Sizes are bytes.
+ * Threads: one engine thread calls everything here; one transfer thread, made by xfer_new, owns
+ * sockets and the protocol. They exchange messages over two queues; no call blocks. The transfer
+ * thread reads source blocks and writes destination blocks of the pool; the engine must not write a
+ * source block between xfer_push and RELEASED. Ids are never reused within an incarnation; a retry
+ * is a new order with a new id. Sizes are bytes.
  */
 #pragma once
 #include "lib/base/str.h"
@@ -33,17 +40,22 @@
 struct xfer;
 
 enum xfer_path { XFER_PATH_NONE, XFER_PATH_SHM, XFER_PATH_TCP };
-enum xfer_policy { XFER_AUTO /* shm when D's pool can be mapped, else tcp */, XFER_ONLY_SHM, XFER_ONLY_TCP };
+enum xfer_policy {
+    XFER_AUTO /* shm when D's pool can be mapped, else tcp */,
+    XFER_ONLY_SHM,
+    XFER_ONLY_TCP
+};
 
 /* The KV pool: block b, layer l lies at base + b * block_bytes + l * piece_bytes. */
 struct xfer_pool {
     uint8_t *base;
     size_t len;
-    int fd;        /* what base maps, handed to peers on this host; -1: no shm path towards this worker */
+    int fd; /* what base maps, handed to peers on this host; -1: no shm path towards this worker */
     size_t fd_off; /* of base in fd, a multiple of the page size */
 };
 
-/* An anonymous shared pool: all of it allocated (so that this process's cgroup pays), sealed against resizing. */
+/* An anonymous shared pool: all of it allocated (so that this process's cgroup pays), sealed
+ * against resizing. */
 int xfer_pool_new(struct xfer_pool *p, size_t len, struct err *e) MUST_CHECK;
 void xfer_pool_free(struct xfer_pool *p);
 
@@ -53,31 +65,37 @@ struct xfer_cfg {
     uint64_t incarnation;
     const void *secret; /* shared by the deployment's workers; proves both sides of a connection */
     size_t secret_len;
-    const char *shm_dir; /* a directory that the workers of this host share, where they meet; NULL or "": no shm.
-                          * $BATON_AGENT_DIR (hostPath), for $BATON_SHM_DIR is each pod's own. */
+    const char
+        *shm_dir; /* a directory that the workers of this host share, where they meet; NULL or "":
+                   * no shm. $BATON_AGENT_DIR (hostPath), for $BATON_SHM_DIR is each pod's own. */
     enum xfer_policy policy;
     struct xfer_pool pool;
     uint32_t n_blocks, n_layers;
-    size_t block_bytes, piece_bytes; /* piece = one layer of one block; n_layers * piece_bytes <= block_bytes */
-    uint64_t layout;                 /* hash of model revision, KV dtype, block tokens: peers must agree */
-    uint32_t lease_ms;               /* 0: 2000; heartbeats every fifth of it */
-    void (*wake)(void *arg); /* optional: called on the transfer thread when events wait (post a futex) */
+    size_t block_bytes,
+        piece_bytes;   /* piece = one layer of one block; n_layers * piece_bytes <= block_bytes */
+    uint64_t layout;   /* hash of model revision, KV dtype, block tokens: peers must agree */
+    uint32_t lease_ms; /* 0: 2000; heartbeats every fifth of it */
+    void (*wake)(
+        void *arg); /* optional: called on the transfer thread when events wait (post a futex) */
     void *wake_arg;
 };
 
-/* Listens and starts the transfer thread. Strings and the secret are copied; the pool must outlive xfer_free. */
+/* Listens and starts the transfer thread. Strings and the secret are copied; the pool must outlive
+ * xfer_free. */
 int xfer_new(const struct xfer_cfg *cfg, struct xfer **out, struct err *e) MUST_CHECK;
 void xfer_free(struct xfer *x); /* closes every link (peers see it at once), joins the thread */
 uint16_t xfer_port(const struct xfer *x);
 
 /* ---- as D ---- */
-/* peer: "host:port:incarnation" (16 hex digits, numeric host, IPv6 in brackets). Returns the transfer's id; what goes
- * wrong later is a FAILED event. -EINVAL for a peer or payload that can't be. */
+/* peer: "host:port:incarnation" (16 hex digits, numeric host, IPv6 in brackets). Returns the
+ * transfer's id; what goes wrong later is a FAILED event. -EINVAL for a peer or payload that can't
+ * be. */
 int xfer_order(struct xfer *x, struct str peer, const void *payload, size_t n, uint64_t *id,
                struct err *e) MUST_CHECK;
 void xfer_grant(struct xfer *x, uint64_t id, const uint32_t *blocks, uint32_t n); /* n as asked */
 void xfer_reject(struct xfer *x, uint64_t id, const char *reason); /* FAILED and QUIESCED follow */
-void xfer_abort(struct xfer *x, uint64_t id, const char *reason);  /* likewise, unless it ended already */
+void xfer_abort(struct xfer *x, uint64_t id,
+                const char *reason); /* likewise, unless it ended already */
 
 /* ---- as P ---- */
 struct xfer_piece {
@@ -85,8 +103,10 @@ struct xfer_piece {
     uint32_t dst_index; /* 0..n-1 of what was asked */
 };
 void xfer_ask(struct xfer *x, uint64_t id, uint32_t n_blocks);
-/* Pieces of one layer; each (dst_index, layer) exactly once over the transfer's life. After GRANTED only. */
-void xfer_push(struct xfer *x, uint64_t id, uint32_t layer, const struct xfer_piece *pieces, uint32_t n);
+/* Pieces of one layer; each (dst_index, layer) exactly once over the transfer's life. After GRANTED
+ * only. */
+void xfer_push(struct xfer *x, uint64_t id, uint32_t layer, const struct xfer_piece *pieces,
+               uint32_t n);
 /* Sent when all pushes are out. A transfer with pieces missing fails ("incomplete") instead. */
 void xfer_done(struct xfer *x, uint64_t id, const void *payload, size_t n);
 void xfer_fail(struct xfer *x, uint64_t id, const char *reason);
@@ -132,12 +152,13 @@ struct xfer_event {
     const uint32_t *blocks;
     const void *payload;
     size_t payload_len;
-    uint64_t bytes;               /* payload of pieces moved */
-    double seconds;               /* DONE: from grant to done */
-    char text[XFER_REASON_MAX];   /* for people: "the prefill worker restarted" */
+    uint64_t bytes;             /* payload of pieces moved */
+    double seconds;             /* DONE: from grant to done */
+    char text[XFER_REASON_MAX]; /* for people: "the prefill worker restarted" */
 };
 
-/* Takes the next event: 1, or 0 when there is none. blocks and payload stay valid until the next call. */
+/* Takes the next event: 1, or 0 when there is none. blocks and payload stay valid until the next
+ * call. */
 int xfer_poll(struct xfer *x, struct xfer_event *out);
 int xfer_fd(const struct xfer *x); /* eventfd, readable while events wait (xfer_poll clears it) */
 

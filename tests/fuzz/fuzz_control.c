@@ -1,6 +1,6 @@
-/* libFuzzer: frames and messages of the control channel. Whatever comes, nothing is read out of bounds, and what decodes
- * encodes back to the same bytes. The first byte chooses whether the frame's checksum is repaired, so that the fields behind
- * it are reached too. */
+/* libFuzzer: frames and messages of the control channel. Whatever comes, nothing is read out of
+ * bounds, and what decodes encodes back to the same bytes. The first byte chooses whether the
+ * frame's checksum is repaired, so that the fields behind it are reached too. */
 #include "lib/wire/control.h"
 #include "lib/wire/le.h"
 

@@ -34,7 +34,8 @@ static void the_fast_crc_equals_the_plain_one_at_any_length_start_and_split(void
     for (size_t i = 0; i < 70000; i++)
         b[i] = (uint8_t)rng_next(&r);
     for (int k = 0; k < 400; k++) {
-        size_t at = rng_below(&r, 64), n = rng_below(&r, k % 4 ? 4000 : 69000), cut = n ? rng_below(&r, n) : 0;
+        size_t at = rng_below(&r, 64), n = rng_below(&r, k % 4 ? 4000 : 69000),
+               cut = n ? rng_below(&r, n) : 0;
         uint32_t want = crc32c_portable(0, b + at, n);
         assert_int_equal(crc32c(0, b + at, n), want);
         assert_int_equal(crc32c(crc32c(0, b + at, cut), b + at + cut, n - cut), want);
@@ -45,9 +46,19 @@ static void the_fast_crc_equals_the_plain_one_at_any_length_start_and_split(void
 static struct control_msg sample(void)
 {
     static const uint32_t list[3] = {5, 6, 7};
-    return (struct control_msg){.type = CONTROL_GRANT, .from = 1, .to = 2, .session = 3, .id = 4, .p_id = 5,
-                                .bytes = 6, .reason = 7, .n = 8, .list = list, .n_list = 3,
-                                .payload = "hello", .payload_bytes = 5};
+    return (struct control_msg){.type = CONTROL_GRANT,
+                                .from = 1,
+                                .to = 2,
+                                .session = 3,
+                                .id = 4,
+                                .p_id = 5,
+                                .bytes = 6,
+                                .reason = 7,
+                                .n = 8,
+                                .list = list,
+                                .n_list = 3,
+                                .payload = "hello",
+                                .payload_bytes = 5};
 }
 
 static void a_message_survives_the_wire(void **state)

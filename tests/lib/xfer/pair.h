@@ -1,6 +1,7 @@
-/* pair.h: small engines for the tests of lib/xfer: a decode side that orders, grants and checks every byte, a prefill side
- * that fills its blocks by a rule and pushes them layer by layer. Content is a function of (order payload, block index,
- * layer), so that a byte from another request or another block is seen. */
+/* pair.h: small engines for the tests of lib/xfer: a decode side that orders, grants and checks
+ * every byte, a prefill side that fills its blocks by a rule and pushes them layer by layer.
+ * Content is a function of (order payload, block index, layer), so that a byte from another request
+ * or another block is seen. */
 #pragma once
 #include "lib/base/clock.h"
 #include "lib/base/rng.h"
@@ -56,7 +57,8 @@ static inline uint8_t *pair_at(const struct pair_side *s, uint32_t block, uint32
 }
 
 static inline int pair_start(struct pair_side *s, const char *host, enum xfer_policy policy,
-                             const char *shm_dir, const char *secret, uint32_t lease_ms, struct err *e)
+                             const char *shm_dir, const char *secret, uint32_t lease_ms,
+                             struct err *e)
 {
     memset(s, 0, sizeof *s);
     int rc = xfer_pool_new(&s->pool, (size_t)PAIR_BLOCKS * PAIR_LAYERS * PAIR_PIECE, e);
@@ -130,7 +132,8 @@ static inline struct pair_slot *pair_slot_new(struct pair_side *s, uint64_t id)
 }
 
 /* Orders; false when the peer can't be named. */
-static inline struct pair_slot *pair_order(struct pair_side *d, const char *peer, struct pair_order o)
+static inline struct pair_slot *pair_order(struct pair_side *d, const char *peer,
+                                           struct pair_order o)
 {
     uint64_t id;
     struct err e;
@@ -268,7 +271,8 @@ static inline bool pair_run(struct pair_side *d, struct pair_side *p, uint32_t e
             return true;
         if (any)
             continue;
-        struct pollfd f[2] = {{d ? xfer_fd(d->x) : -1, POLLIN, 0}, {p ? xfer_fd(p->x) : -1, POLLIN, 0}};
+        struct pollfd f[2] = {{d ? xfer_fd(d->x) : -1, POLLIN, 0},
+                              {p ? xfer_fd(p->x) : -1, POLLIN, 0}};
         poll(f, 2, 20);
     }
     return false;

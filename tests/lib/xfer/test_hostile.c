@@ -1,4 +1,5 @@
-/* What a bad network or a stranger does to real sockets: bytes that change on the way, garbage, silence, half a handshake. */
+/* What a bad network or a stranger does to real sockets: bytes that change on the way, garbage,
+ * silence, half a handshake. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -124,7 +125,8 @@ static void a_flipped_bit_fails_the_transfer_and_never_passes_for_kv(void **stat
     (void)state;
     assert_int_equal(through_relay(UINT64_MAX - 1), XFER_OK); /* the relay itself is innocent */
     uint32_t corrupt = 0;
-    /* 8 blocks x 4 layers x 4,144 bytes follow the handshake and two messages: some flips hit headers, most hit data. */
+    /* 8 blocks x 4 layers x 4,144 bytes follow the handshake and two messages: some flips hit
+     * headers, most hit data. */
     for (uint64_t at = 600; at < 130000; at += 8641) {
         enum xfer_reason why = through_relay(at);
         assert_int_not_equal(why, XFER_OK);
@@ -172,17 +174,29 @@ static void messages_before_the_proof_close_the_connection(void **state)
     both();
     struct buf b;
     buf_init(&b, 1 << 16);
-    struct control_msg m = {.type = CONTROL_ORDER, .from = 1, .to = p.incarnation, .session = 1, .id = 2,
-                            .payload = "x", .payload_bytes = 1};
+    struct control_msg m = {.type = CONTROL_ORDER,
+                            .from = 1,
+                            .to = p.incarnation,
+                            .session = 1,
+                            .id = 2,
+                            .payload = "x",
+                            .payload_bytes = 1};
     assert_int_equal(control_msg_encode(&m, &b), 0);
     assert_true(closes_on(b.data, b.n, 500));
     /* and the length of one is not even waited for */
     assert_true(closes_on(b.data, 16, 500));
     buf_reset(&b);
     uint8_t hello[CONTROL_HELLO_BYTES], zero[CONTROL_MAC_BYTES] = {0};
-    struct control_hello h = {.version = CONTROL_VERSION, .purpose = 1, .from = 1, .to = p.incarnation,
-                              .session = 1, .layout = 7, .block_bytes = PAIR_LAYERS * PAIR_PIECE,
-                              .piece_bytes = PAIR_PIECE, .n_blocks = PAIR_BLOCKS, .n_layers = PAIR_LAYERS};
+    struct control_hello h = {.version = CONTROL_VERSION,
+                              .purpose = 1,
+                              .from = 1,
+                              .to = p.incarnation,
+                              .session = 1,
+                              .layout = 7,
+                              .block_bytes = PAIR_LAYERS * PAIR_PIECE,
+                              .piece_bytes = PAIR_PIECE,
+                              .n_blocks = PAIR_BLOCKS,
+                              .n_layers = PAIR_LAYERS};
     control_hello_encode(&h, hello);
     assert_int_equal(control_frame_encode(CONTROL_HELLO, hello, sizeof hello, &b), 0);
     assert_int_equal(control_frame_encode(CONTROL_PROOF, zero, sizeof zero, &b), 0);

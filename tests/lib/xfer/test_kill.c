@@ -1,4 +1,5 @@
-/* Two processes, real sockets and shared memory, kill -9 and SIGSTOP at random moments. KILL_SEED replays. */
+/* Two processes, real sockets and shared memory, kill -9 and SIGSTOP at random moments. KILL_SEED
+ * replays. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -13,9 +14,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define HOST   "127.0.0.1"
-#define SECRET "an old secret"
-#define ROUNDS 8u
+#define HOST     "127.0.0.1"
+#define SECRET   "an old secret"
+#define ROUNDS   8u
 #define LEASE_MS 400u
 
 static char dir[] = "/tmp/test-xfer-XXXXXX";
@@ -152,7 +153,8 @@ static void decode_killed(enum xfer_policy policy)
         do {
             pair_run(NULL, &side, 0, 5);
             xfer_stats(side.x, &st);
-        } while ((st.as_p || st.links || pair_busy(&side)) && clock_mono_ns() - killed_ns < 3 * NS_PER_S);
+        } while ((st.as_p || st.links || pair_busy(&side)) &&
+                 clock_mono_ns() - killed_ns < 3 * NS_PER_S);
         assert_true(clock_mono_ns() - killed_ns < NS_PER_S);
         assert_int_equal(pair_busy(&side), 0);
         assert_true(side.released > 0);

@@ -1,6 +1,7 @@
-/* The hand-over rules of DESIGN.md §4.5 under every fault, in virtual time: each message and piece of a scenario is lost,
- * late, very late, doubled, swapped, corrupted, followed by a cut, and each side is killed there, with and without a
- * successor; then thousands of random storms. A failure prints the scenario, which replays it. */
+/* The hand-over rules of DESIGN.md §4.5 under every fault, in virtual time: each message and piece
+ * of a scenario is lost, late, very late, doubled, swapped, corrupted, followed by a cut, and each
+ * side is killed there, with and without a successor; then thousands of random storms. A failure
+ * prints the scenario, which replays it. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -14,17 +15,27 @@
 
 #include <stdlib.h>
 
-#define LEASE    (100 * NS_PER_MS)
-#define BLOCKS   24u
-#define LAYERS   3u
-#define ORDERS   512u
-#define WORKERS  64u
-#define P_SLOT   100u
-#define ENGINE   (40 * NS_PER_MS)              /* the longest that an engine thinks */
-#define BOUND    (12 * ENGINE + 6 * LEASE) /* within which every order ends */
-#define HORIZON  (BOUND + 40 * LEASE)
+#define LEASE   (100 * NS_PER_MS)
+#define BLOCKS  24u
+#define LAYERS  3u
+#define ORDERS  512u
+#define WORKERS 64u
+#define P_SLOT  100u
+#define ENGINE  (40 * NS_PER_MS)          /* the longest that an engine thinks */
+#define BOUND   (12 * ENGINE + 6 * LEASE) /* within which every order ends */
+#define HORIZON (BOUND + 40 * LEASE)
 
-enum plot { PLAIN, P_FAILS, D_ABORTS, D_REJECTS, NOTHING_TO_MOVE, P_STINGY, P_SLOW, P_SLEEPS, PLOTS };
+enum plot {
+    PLAIN,
+    P_FAILS,
+    D_ABORTS,
+    D_REJECTS,
+    NOTHING_TO_MOVE,
+    P_STINGY,
+    P_SLOW,
+    P_SLEEPS,
+    PLOTS
+};
 enum doom { NO_DOOM, KILL_P, KILL_D, REPLACE_P, REPLACE_D, REPLACE_BOTH, DOOMS };
 
 enum holder { FREE, HELD, OWNED };
@@ -145,11 +156,13 @@ static void d_order(void *user, uint64_t try_left)
     if (!p || w->n_jobs == ORDERS)
         return;
     struct job *j = &w->job[w->n_jobs++];
-    *j = (struct job){.used = true, .id = w->next_id, .born_ns = fake_now_ns(s->f), .plot = s->plot};
+    *j =
+        (struct job){.used = true, .id = w->next_id, .born_ns = fake_now_ns(s->f), .plot = s->plot};
     w->next_id += 2;
     j->key = j->id * 1000003 + w->incarnation;
     j->layer = (uint32_t)try_left;
-    uint64_t payload[3] = {j->key, j->plot == NOTHING_TO_MOVE ? 0 : 1 + rng_below(fake_rng(s->f), 4), j->plot};
+    uint64_t payload[3] = {
+        j->key, j->plot == NOTHING_TO_MOVE ? 0 : 1 + rng_below(fake_rng(s->f), 4), j->plot};
     struct hand_link *l = fake_link(s->f, w->node, p->slot, p->incarnation);
     hand_d_order(fake_d(w->node), l, j->id, payload, sizeof payload, fake_now_ns(s->f));
     if (j->plot == P_SLEEPS)
@@ -263,7 +276,8 @@ static void p_layer(void *user, uint64_t id)
         pc[i] = (struct xfer_piece){j->block[i], i};
     }
     hand_p_push(p, id, j->layer++, pc, j->plot == P_STINGY ? j->n - 1 : j->n, now);
-    fake_after(w->s->f, w->node, j->plot == P_SLOW ? 2 * think(w->s) : think(w->s) / 8, p_layer, id);
+    fake_after(w->s->f, w->node, j->plot == P_SLOW ? 2 * think(w->s) : think(w->s) / 8, p_layer,
+               id);
 }
 
 static void on_p_order(struct worker *w, const struct xfer_event *e)
@@ -276,7 +290,11 @@ static void on_p_order(struct worker *w, const struct xfer_event *e)
         return;
     }
     struct job *j = &w->job[w->n_jobs++];
-    *j = (struct job){.used = true, .id = e->id, .key = payload[0], .want = (uint32_t)payload[1], .plot = (enum plot)payload[2]};
+    *j = (struct job){.used = true,
+                      .id = e->id,
+                      .key = payload[0],
+                      .want = (uint32_t)payload[1],
+                      .plot = (enum plot)payload[2]};
     if (j->plot != P_SLEEPS)
         fake_after(w->s->f, w->node, think(w->s), p_ask, j->id);
 }
@@ -294,7 +312,8 @@ static void on_p(struct worker *w, const struct xfer_event *e)
         if (take(w, j, e->n_blocks))
             fake_after(w->s->f, w->node, think(w->s) / 8, p_layer, j->id);
         else
-            hand_p_fail(fake_p(w->node), j->id, XFER_PEER_FAILED, "no source", fake_now_ns(w->s->f));
+            hand_p_fail(fake_p(w->node), j->id, XFER_PEER_FAILED, "no source",
+                        fake_now_ns(w->s->f));
         break;
     case XFER_ABORTED: j->ended = true; break;
     case XFER_RELEASED:
@@ -443,17 +462,21 @@ static void must_hold(const struct setup *u, const char *broken)
 {
     if (!broken)
         return;
-    print_error("%s: seed=%llu path=%s plot=%d fault=%d at=%llu doom=%d at=%llu of %u, %u x %u workers\n",
-                broken, (unsigned long long)u->cfg.seed, xfer_path_name(u->cfg.path), (int)u->plot,
-                (int)u->cfg.fault, (unsigned long long)u->cfg.at, (int)u->doom,
-                (unsigned long long)u->doom_at, u->doomed, u->n_d, u->n_p);
+    print_error(
+        "%s: seed=%llu path=%s plot=%d fault=%d at=%llu doom=%d at=%llu of %u, %u x %u workers\n",
+        broken, (unsigned long long)u->cfg.seed, xfer_path_name(u->cfg.path), (int)u->plot,
+        (int)u->cfg.fault, (unsigned long long)u->cfg.at, (int)u->doom,
+        (unsigned long long)u->doom_at, u->doomed, u->n_d, u->n_p);
     fail();
 }
 
 static struct setup calm(enum xfer_path path, enum plot plot, uint64_t seed)
 {
-    return (struct setup){.cfg = {.seed = seed, .lease_ns = LEASE, .path = path}, .plot = plot,
-                          .n_d = 1, .n_p = 1, .orders = 2};
+    return (struct setup){.cfg = {.seed = seed, .lease_ns = LEASE, .path = path},
+                          .plot = plot,
+                          .n_d = 1,
+                          .n_p = 1,
+                          .orders = 2};
 }
 
 static void without_faults_orders_end_as_the_plot_says(void **state)
@@ -529,7 +552,8 @@ static void either_side_killed_at_every_step(void **state)
 static struct setup wild(uint64_t seed)
 {
     struct rng r = {seed};
-    struct setup u = calm(XFER_PATH_SHM + (enum xfer_path)rng_below(&r, 2), (enum plot)rng_below(&r, PLOTS), seed);
+    struct setup u = calm(XFER_PATH_SHM + (enum xfer_path)rng_below(&r, 2),
+                          (enum plot)rng_below(&r, PLOTS), seed);
     for (int k = FAKE_LOSE; k < FAKE_FAULTS; k++)
         u.cfg.rate[k] = rng_below(&r, 3) ? 0 : rng_unit(&r) * (k == FAKE_CUT ? 0.05 : 0.15);
     u.cfg.deaf_p = rng_below(&r, 2);
@@ -547,7 +571,8 @@ static void random_storms_leave_nothing_behind(void **state)
 {
     (void)state;
     const char *env = getenv("STORM_SEED"), *count = getenv("STORMS");
-    uint64_t first = env ? strtoull(env, NULL, 10) : 1, n = count ? strtoull(count, NULL, 10) : 1500, sends;
+    uint64_t first = env ? strtoull(env, NULL, 10) : 1,
+             n = count ? strtoull(count, NULL, 10) : 1500, sends;
     uint32_t done, failed, all_done = 0, all_failed = 0;
     for (uint64_t seed = first; seed < first + n; seed++) {
         struct setup u = wild(seed);
@@ -557,7 +582,8 @@ static void random_storms_leave_nothing_behind(void **state)
     }
     print_message("seeds %llu..%llu: %u done, %u failed\n", (unsigned long long)first,
                   (unsigned long long)(first + n - 1), all_done, all_failed);
-    assert_true(n < 100 || (all_done > n / 10 && all_failed > n / 10)); /* both ends are really reached */
+    assert_true(n < 100 ||
+                (all_done > n / 10 && all_failed > n / 10)); /* both ends are really reached */
 }
 
 int main(void)

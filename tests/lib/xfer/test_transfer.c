@@ -1,4 +1,5 @@
-/* Both sides in one process, each with its own transfer thread, over real sockets and real shared memory. */
+/* Both sides in one process, each with its own transfer thread, over real sockets and real shared
+ * memory. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -172,9 +173,15 @@ static void names_that_cannot_be_are_refused(void **state)
 {
     (void)state;
     both(XFER_AUTO);
-    static const char *const bad[] = {"", "x", "127.0.0.1:80", "127.0.0.1:80:12", "host:80:0123456789abcdef",
-                                      "127.0.0.1:0:0123456789abcdef", "127.0.0.1:70000:0123456789abcdef",
-                                      ":80:0123456789abcdef", "127.0.0.1:80:0123456789abcdeg"};
+    static const char *const bad[] = {"",
+                                      "x",
+                                      "127.0.0.1:80",
+                                      "127.0.0.1:80:12",
+                                      "host:80:0123456789abcdef",
+                                      "127.0.0.1:0:0123456789abcdef",
+                                      "127.0.0.1:70000:0123456789abcdef",
+                                      ":80:0123456789abcdef",
+                                      "127.0.0.1:80:0123456789abcdeg"};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
         assert_null(pair_order(&d, bad[i], plain(1, 1)));
     neither();
