@@ -242,13 +242,9 @@ class Fleet:
 
     def busy(self):
         """Requests and KV blocks that workers hold now."""
-        s = [self.worker_load(w) for w in self.workers.values() if w.alive()]
-        return sum(x["running"] + x["waiting"] for x in s), sum(x["kv_blocks_used"] for x in s)
-
-    def worker_load(self, w):
-        """What the worker itself reports, by its /debug/state."""
-        s = w.state()
-        return s.get("load", s)
+        s = [w.state() for w in self.workers.values() if w.alive()]
+        return (sum(x["requests"] + x["orders"] + x["inbound"] for x in s),
+                sum(x["kv"]["used"] + x["kv"]["quarantined"] for x in s))
 
     def wait_idle(self, seconds=10):
         wait_for(lambda: self.busy() == (0, 0), seconds, message="workers hold no request and no KV block")

@@ -90,8 +90,8 @@ def test_a_bad_body_is_a_clear_400(f, path, name, body):
 
 def test_an_unknown_model_is_404(f):
     for path in (CHAT, COMPLETIONS, "/tokenize"):
-        status, _, answer = f.post(path, {"model": "gpt-9", "messages": MSG, "prompt": "x"} if path != CHAT
-                                   else {"model": "gpt-9", "messages": MSG})
+        prompt = {"messages": MSG} if path == CHAT else {"prompt": "x"}
+        status, _, answer = f.post(path, {"model": "gpt-9", **prompt})
         assert status == 404 and answer["error"]["code"] == "model_not_found", path
 
 
