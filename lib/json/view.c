@@ -399,12 +399,28 @@ static bool same_map(const struct view_map *a, const struct view_map *b)
     return true;
 }
 
-static bool diff_at(const struct view *v, const void *a, const void *b, char *out, size_t n);
+/* Where the comparison is: grows on the way down, is cut on the way up. */
+struct trail {
+    char text[512];
+    size_t n;
+};
 
-static bool differ(const struct view_field *f, const void *a, const void *b, char *path, size_t n)
+static size_t step(struct trail *t, const char *name)
+{
+    size_t before = t->n, len = strlen(name), dot = t->n > 0;
+    if (t->n + dot + len < sizeof t->text) {
+        t->text[t->n] = '.';
+        memcpy(t->text + t->n + dot, name, len + 1);
+        t->n += dot + len;
+    }
+    return before;
+}
+
+static bool diff_at(const struct view *v, const void *a, const void *b, struct trail *t);
+
+static bool differ(const struct view_field *f, const void *a, const void *b, struct trail *t)
 {
     const struct view_list *la = a, *lb = b;
-    path[0] = 0;
     switch (f->kind) {
     case VIEW_STR:
     case VIEW_RAW:
@@ -421,7 +437,7 @@ static bool differ(const struct view_field *f, const void *a, const void *b, cha
     case VIEW_MAP:
         return !same_map(a, b);
     case VIEW_OBJ:
-        return diff_at(f->sub, a, b, path, n);
+        return diff_at(f->sub, a, b, t);
     case VIEW_STRS:
         for (size_t i = 0; la->n == lb->n && i < la->n; i++)
             if (!same_str(VIEW_STR_AT(*la, i), VIEW_STR_AT(*lb, i)))
@@ -430,35 +446,34 @@ static bool differ(const struct view_field *f, const void *a, const void *b, cha
     case VIEW_LIST:
         for (size_t i = 0; la->n == lb->n && i < la->n; i++)
             if (diff_at(f->sub, (const char *)la->items + i * f->sub->size,
-                        (const char *)lb->items + i * f->sub->size, path, n))
+                        (const char *)lb->items + i * f->sub->size, t))
                 return true;
         return la->n != lb->n;
     }
     return true;
 }
 
-static bool diff_at(const struct view *v, const void *a, const void *b, char *out, size_t n)
+static bool diff_at(const struct view *v, const void *a, const void *b, struct trail *t)
 {
     uint64_t ha = *(const uint64_t *)a, hb = *(const uint64_t *)b;
-    char sub[256];
     unsigned bit = 0;
     for (const struct view_field *f = v->fields; f->path; f++, bit++) {
         bool in_a = ha >> bit & 1, in_b = hb >> bit & 1;
-        sub[0] = 0;
-        if (in_a == in_b && (!in_a || !differ(f, cslot(a, f), cslot(b, f), sub, sizeof sub)))
-            continue;
-        snprintf(out, n, "%s%s%s", f->path, sub[0] ? "." : "", sub);
-        return true;
+        size_t before = step(t, f->path);
+        if (in_a != in_b || (in_a && differ(f, cslot(a, f), cslot(b, f), t)))
+            return true;
+        t->n = before;
+        t->text[before] = 0;
     }
     return false;
 }
 
 bool view_diff(const struct view *v, const void *a, const void *b, char *out, size_t n)
 {
-    char path[512];
-    bool d = diff_at(v, a, b, path, sizeof path);
+    struct trail t = {0};
+    bool d = diff_at(v, a, b, &t);
     if (d && n)
-        snprintf(out, n, "%s", path);
+        snprintf(out, n, "%s", t.text);
     return d;
 }
 
