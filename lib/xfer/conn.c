@@ -60,6 +60,14 @@ void conn_die(struct conn *c, enum xfer_reason why, const char *text)
     snprintf(c->text, sizeof c->text, "%s", text);
 }
 
+const char *conn_peer(struct conn *c)
+{
+    bool client = c->kind == CONN_OUT || c->kind == CONN_SHM_OUT;
+    snprintf(c->peer, sizeof c->peer, "%016llx",
+             (unsigned long long)(client ? c->hello.to : c->hello.from));
+    return c->peer;
+}
+
 static bool wants_out(const struct conn *c)
 {
     if (c->state == CONN_CONNECTING || c->hs.n)

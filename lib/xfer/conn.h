@@ -56,7 +56,7 @@ struct conn {
     uint32_t events; /* epoll interest */
     bool dead;
     enum xfer_reason why; /* of death, for events */
-    char text[XFER_REASON_MAX];
+    char text[XFER_REASON_MAX], peer[17];
     uint64_t deadline_ns;       /* handshake must be over; 0 when it is */
     struct control_hello hello; /* the client's, whichever end this is */
     uint8_t hello_bytes[CONTROL_HELLO_BYTES], nonce[CONTROL_NONCE_BYTES];
@@ -106,7 +106,8 @@ struct xfer {
 struct conn *conn_new(struct xfer *x, enum conn_kind kind, int fd, uint64_t now_ns);
 void conn_free(struct conn *c); /* closes, unmaps, forgets pushes; links are the caller's */
 void conn_die(struct conn *c, enum xfer_reason why, const char *text);
-void conn_arm(struct conn *c); /* sets what epoll waits for */
+const char *conn_peer(struct conn *c); /* the other side's incarnation in hex */
+void conn_arm(struct conn *c);         /* sets what epoll waits for */
 void conn_readable(struct conn *c, uint64_t now_ns);
 void conn_writable(struct conn *c, uint64_t now_ns);
 void conn_send(struct conn *c, const struct control_msg *m);

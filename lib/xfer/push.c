@@ -1,5 +1,6 @@
 #include "lib/xfer/conn.h"
 
+#include "lib/base/log.h"
 #include "lib/wire/crc32c.h"
 #include "lib/xfer/copy.h"
 
@@ -44,6 +45,8 @@ uint32_t push_cancel(struct conn *in, uint64_t p_id)
 void push_path(struct conn *in, enum xfer_path path)
 {
     in->path_known = true;
+    log_info("kv link to a decode worker is open", LS("path", xfer_path_name(path)),
+             LS("peer", conn_peer(in)));
     hand_p_path(in->link, path);
 }
 

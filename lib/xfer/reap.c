@@ -1,11 +1,16 @@
 #include "lib/xfer/conn.h"
 
+#include "lib/base/log.h"
+
 #include <utlist.h>
 
 /* D's end of a session. While P may still have the pool mapped the link stays, and with it the
  * quarantine. */
 static void reap_out(struct xfer *x, struct conn *c, uint64_t now_ns)
 {
+    if (c->fd >= 0)
+        log_info("kv link to a prefill worker is over", LS("why", c->text),
+                 LS("reason", xfer_reason_name(c->why)), LS("peer", conn_peer(c)));
     hand_d_lost(x->d, c->link, c->why, c->text, now_ns);
     close_fdp(&c->fd);
     if (c->pair)

@@ -1,5 +1,6 @@
 #include "lib/xfer/xfer.h"
 
+#include "lib/base/log.h"
 #include "lib/base/metrics.h"
 #include "lib/xfer/conn.h"
 
@@ -125,6 +126,21 @@ static int watch(struct xfer *x, int fd, void *who, struct err *e)
     return err_set(e, errno, "epoll_ctl: %s", strerror(errno));
 }
 
+/* A directory that can't be used costs the fast path, not the worker, unless nothing else is
+ * allowed. */
+static int listen_shm(struct xfer *x, struct err *e)
+{
+    struct err why = {0};
+    if (shm_listen(x, &why) == 0)
+        return 0;
+    if (x->cfg.policy == XFER_ONLY_SHM)
+        return err_set(e, why.code, "%s", why.msg);
+    log_warn("KV from workers on this host comes by TCP: the shared directory can't be used",
+             LERR(&why));
+    close_fdp(&x->shm_listener);
+    return 0;
+}
+
 static int start(struct xfer *x, struct err *e)
 {
     int rc = post_init(&x->commands, e);
@@ -133,7 +149,7 @@ static int start(struct xfer *x, struct err *e)
     if (!rc)
         rc = listen_tcp(x, e);
     if (!rc && x->shm_dir && x->cfg.policy != XFER_ONLY_TCP)
-        rc = shm_listen(x, e);
+        rc = listen_shm(x, e);
     x->epoll = epoll_create1(EPOLL_CLOEXEC);
     if (!rc)
         rc = watch(x, x->commands.fd, &x->commands, e);

@@ -75,6 +75,23 @@ static void blocks_arrive_intact_through_tcp(void **state)
     move_many(XFER_ONLY_TCP, XFER_PATH_TCP);
 }
 
+static void workers_that_share_no_directory_take_tcp(void **state)
+{
+    (void)state;
+    struct err e;
+    assert_int_equal(pair_start(&d, HOST, XFER_AUTO, dir, SECRET, 1000, &e), 0);
+    assert_int_equal(pair_start(&p, HOST, XFER_AUTO, "/proc", SECRET, 1000, &e),
+                     0); /* not writable */
+    pair_name(&p, HOST, peer);
+    struct pair_slot *s = pair_order(&d, peer, plain(1, 8));
+    assert_true(pair_run(&d, &p, 1, 3000));
+    assert_true(s->done);
+    assert_int_equal(s->path, XFER_PATH_TCP);
+    neither();
+    assert_true(pair_start(&p, HOST, XFER_ONLY_SHM, "/nowhere", SECRET, 1000, &e) < 0);
+    xfer_pool_free(&p.pool);
+}
+
 static void a_full_prefix_hit_completes_without_a_block(void **state)
 {
     (void)state;
@@ -204,6 +221,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(blocks_arrive_intact_through_shared_memory),
         cmocka_unit_test(blocks_arrive_intact_through_tcp),
+        cmocka_unit_test(workers_that_share_no_directory_take_tcp),
         cmocka_unit_test(a_full_prefix_hit_completes_without_a_block),
         cmocka_unit_test(prefill_failing_half_way_is_told_and_frees_both_ends),
         cmocka_unit_test(a_reject_ends_the_transfer_at_both_ends),
