@@ -74,7 +74,9 @@ static int filter_items(struct render *r, const struct node *n, struct vlist *fr
     return rc;
 }
 
-static int run_items(struct render *r, const struct node *n, struct loop *loop)
+/* *finished: a turn came to the body's end. Jinja runs a loop's else part unless one did, so `continue` and `break` count
+ * as no turn; templates get what they get there. */
+static int run_items(struct render *r, const struct node *n, struct loop *loop, bool *finished)
 {
     struct scope *outer = r->scope;
     int rc = push_scope(r);
@@ -87,6 +89,7 @@ static int run_items(struct render *r, const struct node *n, struct loop *loop)
             rc = assign(r, n->a, loop->items->v[loop->at]);
         if (!rc)
             rc = run(r, &n->body);
+        *finished |= rc == 0;
         if (rc == JUMP_CONTINUE)
             rc = 0;
     }
@@ -106,9 +109,10 @@ static int run_for(struct render *r, const struct node *n)
     if (rc)
         return rc;
     loop->depth = r->loop_depth++;
-    rc = loop->items->n ? run_items(r, n, loop) : 0;
+    bool finished = false;
+    rc = run_items(r, n, loop, &finished);
     r->loop_depth--;
-    if (!rc && loop->items->n == 0)
+    if (!rc && !finished)
         rc = run(r, &n->otherwise);
     return rc;
 }
@@ -215,13 +219,17 @@ static int run_captured(struct render *r, const struct node *n)
     return n->kind == N_SET_BLOCK ? assign(r, n->a, text) : v_print(r, &text, r->out);
 }
 
+/* All values are those of the scope outside. */
 static int run_with(struct render *r, const struct node *n)
 {
-    struct scope *outer = r->scope;
+    struct scope *outer = r->scope, *inner;
     int rc = push_scope(r);
+    inner = r->scope;
     for (size_t i = 0; i + 1 < n->list.n && !rc; i += 2) {
         struct val v;
+        r->scope = outer;
         rc = jinja_eval(r, n->list.v[i + 1], &v);
+        r->scope = inner;
         if (!rc)
             rc = assign(r, n->list.v[i], v);
     }

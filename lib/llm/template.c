@@ -161,7 +161,27 @@ static int bind_extra(struct render *r, struct str json)
     return rc;
 }
 
-static int bind_inputs(struct render *r, const struct chat_template *t, const struct chat_render *in)
+/* continue_final_message: a mark is put behind the last message's text; the rendered text ends where the mark stands. Its
+ * space shows whether the template trims. */
+#define CONTINUE_MARK "CONTINUE_FINAL_MESSAGE_TAG "
+
+static int mark_final(struct render *r, struct val *messages, struct str *final)
+{
+    struct val *content = messages->l->n ? member(&messages->l->v[messages->l->n - 1], "content") : NULL;
+    if (content && content->kind == V_LIST) {
+        struct val *parts = content;
+        content = NULL;
+        for (size_t i = parts->l->n; i-- > 0 && !content;)
+            content = member(&parts->l->v[i], "text");
+    }
+    if (!content || content->kind != V_STR)
+        return jinja_fail(r, EINVAL, "continue_final_message needs a last message with a text");
+    struct val text = *content, mark = v_str(STR(CONTINUE_MARK));
+    *final = text.s;
+    return jinja_binary(r, OP_ADD, &text, &mark, content);
+}
+
+static int bind_inputs(struct render *r, const struct chat_template *t, const struct chat_render *in, struct str *final)
 {
     struct val messages, tools, documents;
     int rc = jinja_set(r, r->scope, STR("bos_token"), v_str(in->bos_token));
@@ -179,34 +199,29 @@ static int bind_inputs(struct render *r, const struct chat_template *t, const st
         rc = jinja_fail(r, EINVAL, "messages must be a list");
     for (size_t i = 0; !rc && !in->plain_values && i < messages.l->n; i++)
         rc = adapt_message(r, t, &messages.l->v[i]);
+    if (!rc && in->continue_final_message)
+        rc = mark_final(r, &messages, final);
     return rc ? rc : bind_extra(r, in->extra);
 }
 
-/* continue_final_message: the text ends with the last message's own, without what the template adds after it. */
-static int cut_after_final(struct render *r, struct buf *out, size_t start)
+static int cut_at_mark(struct render *r, struct str final, struct buf *out, size_t start)
 {
-    struct val messages, *content = NULL, trimmed, left;
-    if (jinja_lookup(r, STR("messages"), &messages) && messages.l->n)
-        content = member(&messages.l->v[messages.l->n - 1], "content");
-    if (content && content->kind == V_LIST && content->l->n)
-        content = member(&content->l->v[content->l->n - 1], "text");
-    if (!content || content->kind != V_STR)
-        return jinja_fail(r, EINVAL, "continue_final_message needs a last message with a text");
-    int rc = jinja_trim(r, content->s, NULL, 3, &trimmed);
-    if (!rc)
-        rc = jinja_trim(r, content->s, NULL, 1, &left);
-    if (rc)
-        return rc;
-    struct str text = {out->data + start, out->n - start};
-    for (size_t i = text.n + 1; i-- > 0;) {
-        struct str rest = {text.p + i, text.n - i};
-        if (!str_starts(rest, trimmed.s))
+    static const char mark[] = CONTINUE_MARK;
+    size_t n = sizeof mark - 1;
+    struct val text;
+    int trimmed = jinja_trim(r, final, NULL, 3, &text);
+    if (trimmed || (text.s.n && !memmem(out->data + start, out->n - start, text.s.p, text.s.n)))
+        return trimmed ? trimmed : jinja_fail(r, EINVAL, "continue_final_message is set, but the template changes the last message");
+    for (size_t i = out->n - start >= n - 1 ? out->n - (n - 1) + 1 : 0; i-- > start;) {
+        if (memcmp(out->data + i, mark, n - 1) != 0)
             continue;
-        out->n = start + i + (str_starts(rest, left.s) ? left.s.n : trimmed.s.n);
+        bool whole = out->data[i + n - 1] == ' ';
+        int rc = jinja_trim(r, (struct str){out->data + start, i - start}, NULL, whole ? 0 : 2, &text);
+        out->n = start + text.s.n;
         out->data[out->n] = 0;
-        return 0;
+        return rc;
     }
-    return jinja_fail(r, EINVAL, "continue_final_message is set, but the last message is not in the rendered text");
+    return jinja_fail(r, EINVAL, "continue_final_message is set, but the template drops the last message");
 }
 
 int chat_template_render(const struct chat_template *t, const struct chat_render *in,
@@ -218,14 +233,15 @@ int chat_template_render(const struct chat_template *t, const struct chat_render
     struct render r = {.out = out, .scope = &root, .e = e ? e : &local, .now_wall_ns = in->now_wall_ns, .max_capture = MAX_OUTPUT};
     r.max_steps = in->max_steps ? in->max_steps : DEFAULT_STEPS;
     arena_init(&r.a, in->max_memory ? in->max_memory : 16 * inputs + BASE_MEMORY);
+    struct str final = STR("");
     size_t before = out->n;
     int rc = buf_append(out, "", 0);
     if (!rc)
-        rc = bind_inputs(&r, t, in);
+        rc = bind_inputs(&r, t, in, &final);
     if (!rc)
         rc = jinja_run(&r, &t->body);
     if (!rc && in->continue_final_message)
-        rc = cut_after_final(&r, out, before);
+        rc = cut_at_mark(&r, final, out, before);
     arena_fini(&r.a);
     if (rc && out->data) {
         out->n = before;
