@@ -305,19 +305,19 @@ const json_t *types_items(const json_t *node)
     return json_object_get(types_resolve(node), "items");
 }
 
-enum list_kind types_list_kind(const json_t *node, const json_t **keys)
+enum types_list types_list_kind(const json_t *node, const json_t **keys)
 {
     node = types_resolve(node);
     const char *type = json_string_value(json_object_get(node, "x-kubernetes-list-type"));
     if (type && strcmp(type, "set") == 0)
-        return LIST_SET;
+        return TYPES_SET;
     if (!type || strcmp(type, "map") != 0)
-        return LIST_ATOMIC;
+        return TYPES_ATOMIC;
     const json_t *k = json_object_get(node, "x-kubernetes-list-map-keys");
     if (!json_array_size(k))
-        return LIST_ATOMIC;
+        return TYPES_ATOMIC;
     *keys = k;
-    return LIST_MAP;
+    return TYPES_MAP;
 }
 
 bool types_is_atomic_map(const json_t *node)

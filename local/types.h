@@ -26,9 +26,9 @@ const json_t *types_components(void);
 /* The schema of metadata (ObjectMeta), shared by all kinds. */
 const json_t *types_object_meta(void);
 
-enum list_kind { LIST_ATOMIC, LIST_SET, LIST_MAP };
-/* How a list merges. *keys is borrowed (array of strings), only for LIST_MAP. Without a schema: atomic. */
-enum list_kind types_list_kind(const json_t *node, const json_t **keys);
+enum types_list { TYPES_ATOMIC, TYPES_SET, TYPES_MAP };
+/* How a list merges. *keys is borrowed (array of strings), only for TYPES_MAP. Without a schema: atomic. */
+enum types_list types_list_kind(const json_t *node, const json_t **keys);
 bool types_is_atomic_map(const json_t *node);
 /* Object whose fields are anything (no properties known): unknown fields are kept. */
 bool types_preserves_unknown(const json_t *node);

@@ -20,12 +20,12 @@ static void pod_containers_merge_by_name_and_ports_by_port_and_protocol(void **s
     (void)state;
     const json_t *keys, *pod = types_kind("", "v1", "Pod");
     assert_non_null(pod);
-    assert_int_equal(types_list_kind(walk(pod, "spec.containers"), &keys), LIST_MAP);
+    assert_int_equal(types_list_kind(walk(pod, "spec.containers"), &keys), TYPES_MAP);
     assert_string_equal(json_string_value(json_array_get(keys, 0)), "name");
-    assert_int_equal(types_list_kind(walk(pod, "spec.containers.[].ports"), &keys), LIST_MAP);
+    assert_int_equal(types_list_kind(walk(pod, "spec.containers.[].ports"), &keys), TYPES_MAP);
     assert_int_equal(json_array_size(keys), 2);
-    assert_int_equal(types_list_kind(walk(pod, "spec.tolerations"), &keys), LIST_ATOMIC);
-    assert_int_equal(types_list_kind(walk(pod, "metadata.finalizers"), &keys), LIST_SET);
+    assert_int_equal(types_list_kind(walk(pod, "spec.tolerations"), &keys), TYPES_ATOMIC);
+    assert_int_equal(types_list_kind(walk(pod, "metadata.finalizers"), &keys), TYPES_SET);
 }
 
 static void names_resolve_within_their_own_group_first(void **state)

@@ -1,0 +1,63 @@
+#include "local/files.h"
+
+#include "lib/base/buf.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+char *file_read(const char *path, size_t max_bytes, struct err *e)
+{
+    CLEANUP(close_fdp) int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) {
+        err_set(e, errno, "%s: %s", path, strerror(errno));
+        return NULL;
+    }
+    struct buf b;
+    buf_init(&b, max_bytes);
+    char chunk[8192];
+    ssize_t n;
+    int rc = buf_append(&b, "", 0);
+    while (!rc && (n = read(fd, chunk, sizeof chunk)) != 0) {
+        if (n < 0)
+            rc = -errno;
+        else
+            rc = buf_append(&b, chunk, (size_t)n);
+    }
+    if (!rc)
+        return buf_take(&b);
+    err_set(e, -rc, "%s: %s", path, strerror(-rc));
+    buf_fini(&b);
+    return NULL;
+}
+
+static int write_all(int fd, struct str t)
+{
+    while (t.n) {
+        ssize_t n = write(fd, t.p, t.n);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return -errno;
+        t.p += n;
+        t.n -= (size_t)n;
+    }
+    return fsync(fd) ? -errno : 0;
+}
+
+int file_write(const char *path, struct str text, mode_t mode, struct err *e)
+{
+    CLEANUP(free_charp) char *tmp = xasprintf("%s.%d.tmp", path, (int)getpid());
+    CLEANUP(close_fdp) int fd = open(tmp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, mode);
+    if (fd < 0)
+        return err_set(e, errno, "%s: %s", tmp, strerror(errno));
+    int rc = fchmod(fd, mode) ? -errno : write_all(fd, text);
+    if (!rc && rename(tmp, path))
+        rc = -errno;
+    if (rc)
+        (void)unlink(tmp);
+    return rc ? err_set(e, -rc, "%s: %s", path, strerror(-rc)) : 0;
+}
