@@ -1,6 +1,7 @@
 /* Requests: who asks, for what, in which form; then to the handler of the verb. */
 #include "local/auth.h"
 #include "local/discovery.h"
+#include "local/proto.h"
 #include "local/render.h"
 #include "local/verbs.h"
 
@@ -173,15 +174,26 @@ json_t *call_decode(struct str body, bool yaml, json_t **st)
     return doc;
 }
 
+static json_t *decode_proto(struct str body, json_t **st)
+{
+    struct err e = {0};
+    json_t *doc = proto_decode(body, &e);
+    if (!doc)
+        (void)status_bad_request(st, "the object provided is unrecognized: %s", e.msg);
+    return doc;
+}
+
 json_t *call_body(struct call *c, json_t **st)
 {
     struct str body = httpd_body(c->req);
     const char *type = httpd_header(c->req, "Content-Type");
     if (!str_trim(body).n)
         return NULL;
+    if (is_type(type, PROTO_TYPE))
+        return decode_proto(body, st);
     bool yaml = is_type(type, "application/yaml");
     if (type && *type && !yaml && !is_type(type, "application/json")) {
-        (void)status_media(st, "application/json, application/yaml");
+        (void)status_media(st, "application/json, application/yaml, " PROTO_TYPE);
         return NULL;
     }
     return call_decode(body, yaml, st);

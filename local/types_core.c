@@ -12,6 +12,9 @@ const char *const types_table_core[] = {
     "ListMeta resourceVersion:s continue:s remainingItemCount:i selfLink:s",
     "~LabelSelector matchLabels:{s} matchExpressions:[LabelSelectorRequirement]",
     "LabelSelectorRequirement key:s! operator:s! values:[s]",
+    "DeleteOptions kind:s apiVersion:s gracePeriodSeconds:i preconditions:Preconditions "
+    "orphanDependents:b propagationPolicy:s dryRun:[s] ignoreStoreReadErrorWithClusterBreakingPotential:b",
+    "Preconditions uid:s resourceVersion:s",
     "Condition type:s! status:s! observedGeneration:i lastTransitionTime:t! reason:s! message:s!",
 
     "@io.k8s.api.core.v1 /v1",
@@ -206,7 +209,9 @@ const char *const types_table_core[] = {
     "EndpointAddress ip:s! hostname:s nodeName:s targetRef:ObjectReference",
     "EndpointPort name:s port:j! protocol:s=\"TCP\" appProtocol:s",
     "*Binding target:ObjectReference!",
-    "*ResourceQuota spec:o status:o",
+    "*ResourceQuota spec:ResourceQuotaSpec status:ResourceQuotaStatus",
+    "ResourceQuotaSpec hard:{q} scopes:[s] scopeSelector:o",
+    "ResourceQuotaStatus hard:{q} used:{q}",
     "*LimitRange spec:o",
     "*PersistentVolumeClaim spec:o status:o",
     "*PersistentVolume spec:o status:o",

@@ -39,7 +39,7 @@ const char *const types_table_more[] = {
     "unhealthyPodEvictionPolicy:s",
     "PodDisruptionBudgetStatus observedGeneration:i disruptedPods:{t} disruptionsAllowed:j! "
     "currentHealthy:j! desiredHealthy:j! expectedPods:j! conditions:[Condition|type]",
-    "*Eviction deleteOptions:o",
+    "*Eviction deleteOptions:DeleteOptions",
 
     "@io.k8s.api.coordination.v1 coordination.k8s.io/v1",
     "*Lease spec:LeaseSpec",
@@ -85,7 +85,9 @@ const char *const types_table_more[] = {
     "HorizontalPodAutoscalerSpec scaleTargetRef:CrossVersionObjectReference! minReplicas:j=1 "
     "maxReplicas:j! metrics:[MetricSpec] behavior:o",
     "~CrossVersionObjectReference kind:s! name:s! apiVersion:s",
-    "MetricSpec type:s! object:o pods:o resource:o containerResource:o external:o",
+    "MetricSpec type:s! object:o pods:o resource:ResourceMetricSource containerResource:o external:o",
+    "ResourceMetricSource name:s! target:MetricTarget!",
+    "MetricTarget type:s! value:q averageValue:q averageUtilization:j",
     "HorizontalPodAutoscalerStatus observedGeneration:i lastScaleTime:t currentReplicas:j "
     "desiredReplicas:j! currentMetrics:[v] "
     "conditions:[HorizontalPodAutoscalerCondition|type]",
