@@ -31,7 +31,7 @@ static const struct conf_opt opts[] = {
      "file with the deployment's peer secret", "FILE"},
     {"--peer-dir", "BATON_PEER_DIR", CONF_STR, O(peer_dir), "", 0, 0,
      "folder with the file \"secret\"", "DIR"},
-    {"--shm-dir", "BATON_SHM_DIR", CONF_STR, O(shm_dir), "", 0, 0,
+    {"--shm-dir", "BATON_AGENT_DIR", CONF_STR, O(shm_dir), "", 0, 0,
      "where workers of one host meet; empty: TCP only", "DIR"},
     {"--xfer", "BATON_XFER", CONF_STR, O(xfer), "auto", 0, 0,
      "KV transfer path: auto, shm, tcp or none", "PATH"},
