@@ -1,4 +1,5 @@
 #include "local/openapi.h"
+#include "local/types.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -112,7 +113,8 @@ static json_t *meta_ref(void)
 
 static json_t *resource_schema(const struct openapi_resource *r)
 {
-    json_t *s = r->schema ? json_deep_copy(r->schema) : json_pack("{s:s,s:b}", "type", "object", "x-kubernetes-preserve-unknown-fields", 1);
+    const json_t *own = r->schema ? r->schema : types_kind(r->group, r->version, r->kind);
+    json_t *s = own ? json_deep_copy(own) : json_pack("{s:s,s:b}", "type", "object", "x-kubernetes-preserve-unknown-fields", 1);
     json_t *props = json_object_get(s, "properties");
     if (!props)
         json_object_set_new(s, "properties", props = json_object());
@@ -149,6 +151,25 @@ static json_t *object_meta(void)
                      "ObjectMeta is metadata that all persisted resources must have.", "properties", props);
 }
 
+/* Every built-in type that a schema refers to, and what those refer to. */
+static void add_referred(json_t *schemas, const json_t *node)
+{
+    const char *key, *ref = json_string_value(json_object_get(node, "$ref"));
+    json_t *v;
+    size_t i;
+    if (ref && strncmp(ref, DEFS, strlen(DEFS)) == 0 && !json_object_get(schemas, ref + strlen(DEFS))) {
+        json_t *to = json_object_get(types_components(), ref + strlen(DEFS));
+        if (to) {
+            json_object_set(schemas, ref + strlen(DEFS), to);
+            add_referred(schemas, to);
+        }
+    }
+    json_object_foreach((json_t *)node, key, v)
+        add_referred(schemas, v);
+    json_array_foreach((json_t *)node, i, v)
+        add_referred(schemas, v);
+}
+
 json_t *openapi_v3_group(const char *group, const char *version, const struct openapi_resource *r, size_t n)
 {
     json_t *paths = json_object(), *schemas = json_object();
@@ -163,6 +184,11 @@ json_t *openapi_v3_group(const char *group, const char *version, const struct op
         json_object_set_new(schemas, name, resource_schema(&r[i]));
     }
     json_object_set_new(schemas, "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta", object_meta());
+    json_t *roots = json_copy(schemas), *root;
+    const char *root_name;
+    json_object_foreach(roots, root_name, root)
+        add_referred(schemas, root);
+    json_decref(roots);
     json_t *doc = json_pack("{s:s,s:{s:s,s:s},s:o,s:{s:o}}", "openapi", "3.0.0", "info", "title", "Kubernetes", "version",
                             "v1.37.2+baton", "paths", paths, "components", "schemas", schemas);
     if (hits)
