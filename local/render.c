@@ -105,6 +105,23 @@ static int render_table(const struct render *d, struct obj *const *objs, size_t 
     return rc;
 }
 
+/* Items of lists of built-in kinds have no kind of their own. */
+static int render_item(const struct render *d, struct obj *o, struct buf *out)
+{
+    if (d->accept != ACCEPT_OBJECT || resource_has(d->r, R_CUSTOM))
+        return render_object(d, o, false, out);
+    if (stored_is_served(d->r, o)) {
+        int rc = buf_cstr(out, "{");
+        return rc ? rc : buf_str(out, obj_item_tail(o));
+    }
+    json_t *doc = object_view(d->r, o);
+    json_object_del(doc, "kind");
+    json_object_del(doc, "apiVersion");
+    int rc = json_write(doc, false, out);
+    json_decref(doc);
+    return rc;
+}
+
 int render_list(const struct render *d, struct obj *const *objs, size_t n, const json_t *meta,
                 struct buf *out)
 {
@@ -122,7 +139,7 @@ int render_list(const struct render *d, struct obj *const *objs, size_t n, const
     for (size_t i = 0; i < n && !rc; i++) {
         rc = i ? buf_cstr(out, ",") : 0;
         if (!rc)
-            rc = render_object(d, objs[i], false, out);
+            rc = render_item(d, objs[i], out);
     }
     return rc ? rc : buf_cstr(out, "]}");
 }

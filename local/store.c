@@ -61,14 +61,31 @@ void obj_unref(struct obj *o)
     free(o);
 }
 
+/* Kind and apiVersion come first, so that the text without them (items of lists) is a part of the text with them. */
 struct str obj_text(struct obj *o)
 {
-    if (!o->text) {
-        o->text = json_dumps(o->doc, JSON_COMPACT);
-        ASSERT(o->text);
-        o->text_len = strlen(o->text);
-    }
+    if (o->text)
+        return (struct str){o->text, o->text_len};
+    json_t *rest = json_copy(o->doc);
+    json_object_del(rest, "kind");
+    json_object_del(rest, "apiVersion");
+    char *tail = json_dumps(rest, JSON_COMPACT);
+    json_decref(rest);
+    ASSERT(tail);
+    char *head = xasprintf("{\"kind\":\"%s\",\"apiVersion\":\"%s\",", json_str_at(o->doc, "kind", ""),
+                           json_str_at(o->doc, "apiVersion", ""));
+    o->head_len = strlen(head);
+    o->text = xasprintf("%s%s", head, tail + 1);
+    o->text_len = strlen(o->text);
+    free(head);
+    free(tail);
     return (struct str){o->text, o->text_len};
+}
+
+struct str obj_item_tail(struct obj *o)
+{
+    struct str t = obj_text(o);
+    return (struct str){t.p + o->head_len, t.n - o->head_len};
 }
 
 static char *make_key(const char *ns, const char *name)

@@ -18,7 +18,7 @@ struct obj {
     const char *uid;  /* borrowed from doc */
     json_t *doc;      /* never changed after store_put */
     char *text;       /* compact JSON, made on first use (obj_text) */
-    size_t text_len;
+    size_t text_len, head_len;
     uint64_t rv;
     unsigned refs;
     bool has_owners;
@@ -26,6 +26,8 @@ struct obj {
 struct obj *obj_ref(struct obj *o);
 void obj_unref(struct obj *o);
 struct str obj_text(struct obj *o);
+/* The same without kind and apiVersion and without the first brace. */
+struct str obj_item_tail(struct obj *o);
 
 enum event_type { EVENT_ADDED, EVENT_MODIFIED, EVENT_DELETED };
 struct event {
