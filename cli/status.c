@@ -205,42 +205,42 @@ static json_t *look(struct kube_client *k, const char *router, struct rates *bef
     return json_pack("{s:s, s:b, s:o}", "router", router, "router_up", (int)up, "deployments", all);
 }
 
-static void print_worker(const json_t *w)
+static void print_worker(FILE *f, const json_t *w)
 {
     double kv = json_num_at(w, "kv_used", 0) * 100;
     const char *role = json_str_at(w, "role", ""), *actual = json_str_at(w, "actual_role", "");
     char roles[64];
     snprintf(roles, sizeof roles, !*actual || strcmp(role, actual) == 0 ? "%s" : "%s→%s",
              *actual && strcmp(role, actual) != 0 ? actual : role, role);
-    printf("    %-24s %-18s %-16s %4lld %5lld %6.1f%% %5lld", json_str_at(w, "pod", ""), roles,
+    fprintf(f, "    %-24s %-18s %-16s %4lld %5lld %6.1f%% %5lld", json_str_at(w, "pod", ""), roles,
            json_str_at(w, "state", ""), (long long)json_int_at(w, "running", 0), (long long)json_int_at(w, "waiting", 0),
            kv, (long long)json_int_at(w, "restarts", 0));
     const char *message = json_str_at(w, "message", "");
-    printf(*message ? "  %.100s\033[K\n" : "%s\033[K\n", message);
+    fprintf(f, *message ? "  %.100s\033[K\n" : "%s\033[K\n", message);
 }
 
-static void print_view(const json_t *o, const struct err *e)
+static void print_view(FILE *f, const json_t *o, const struct err *e)
 {
     size_t i, j;
     json_t *d, *w;
     char now[CLOCK_RFC3339_MAX];
     const json_t *all = json_object_get(o, "deployments");
-    printf("router %s %s   %s\033[K\n", json_str_at(o, "router", ""),
+    fprintf(f, "router %s %s   %s\033[K\n", json_str_at(o, "router", ""),
            json_bool_at(o, "router_up", false) ? "up" : "not reachable", clock_rfc3339(clock_wall_ns(), 0, now));
     if (e->code)
-        printf("Kubernetes API: %.200s\033[K\n", e->msg);
+        fprintf(f, "Kubernetes API: %.200s\033[K\n", e->msg);
     if (json_array_size(all) == 0)
-        printf("no InferenceDeployment yet: kubectl apply -f manifests/samples/chat.yaml, or baton run \"…\"\033[K\n");
+        fprintf(f, "no InferenceDeployment yet: kubectl apply -f manifests/samples/chat.yaml, or baton run \"…\"\033[K\n");
     json_array_foreach(all, i, d)
     {
         bool ready = json_bool_at(d, "ready", false);
-        printf("\033[K\n%s/%s  model %s  %s%s%.100s  in %.1f tok/s  out %.1f tok/s  held %lld\033[K\n",
+        fprintf(f, "\033[K\n%s/%s  model %s  %s%s%.100s  in %.1f tok/s  out %.1f tok/s  held %lld\033[K\n",
                json_str_at(d, "namespace", ""), json_str_at(d, "name", ""), json_str_at(d, "model", ""),
                ready ? "Ready" : "not ready", ready ? "" : ": ", ready ? "" : json_str_at(d, "message", ""),
                json_num_at(d, "prompt_tokens_per_s", 0), json_num_at(d, "generated_tokens_per_s", 0),
                (long long)json_int_at(d, "held", 0));
-        printf("    %-24s %-18s %-16s %4s %5s %7s %5s\033[K\n", "WORKER", "ROLE", "STATE", "RUN", "QUEUE", "KV", "EPOCH");
-        json_array_foreach(json_object_get(d, "workers"), j, w) print_worker(w);
+        fprintf(f, "    %-24s %-18s %-16s %4s %5s %7s %5s\033[K\n", "WORKER", "ROLE", "STATE", "RUN", "QUEUE", "KV", "EPOCH");
+        json_array_foreach(json_object_get(d, "workers"), j, w) print_worker(f, w);
     }
 }
 
@@ -253,16 +253,16 @@ static void show(const json_t *o, const struct status_options *opt, const struct
         putchar('\n');
     } else if (terminal && !opt->once) {
         fputs("\033[H", stdout);
-        print_view(o, e);
+        print_view(stdout, o, e);
         fputs("\033[J", stdout);
     } else {
         char *text = NULL;
         size_t n = 0;
-        FILE *real = stdout;
-        stdout = open_memstream(&text, &n);
-        print_view(o, e);
-        fclose(stdout);
-        stdout = real;
+        FILE *f = open_memstream(&text, &n);
+        if (!f)
+            return;
+        print_view(f, o, e);
+        fclose(f);
         for (char *p = text; p && *p; p++) {
             if (strncmp(p, "\033[K", 3) == 0)
                 p += 2;

@@ -143,6 +143,7 @@ static void ended(struct kctr *c)
             log_error("can't record the end of a container", LS("path", path));
     }
     c->state = CTR_EXITED;
+    c->wait_reason = NULL;
     c->ready = c->started = c->stopping = false;
     set_backoff(c);
     kctr_save(c);

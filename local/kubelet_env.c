@@ -262,7 +262,7 @@ static void add_base_env(struct kctr *c, json_t *env)
     env_set(env, "HOSTNAME", p->name);
     env_set(env, "BATON_INSTANCE", p->k->instance);
     bool account = json_bool_at(p->obj, "spec.automountServiceAccountToken", true) &&
-                   json_at(p->obj, "spec.serviceAccountName");
+                   strcmp(json_str_at(p->obj, "spec.serviceAccountName", "default"), "default") != 0;
     if (account)
         env_set(env, "BATON_KUBECONFIG", p->k->kubeconfig);
 }

@@ -31,10 +31,23 @@ static json_t *resources(void)
                      "pods", "250");
 }
 
-static json_t *node_status(void)
+/* The first word of a file, or `dflt`. */
+static void read_id(const char *path, const char *dflt, char out[64])
+{
+    FILE *f = fopen(path, "re");
+    if (!f || fscanf(f, "%63s", out) != 1)
+        snprintf(out, 64, "%s", dflt);
+    if (f)
+        fclose(f);
+}
+
+static json_t *node_status(const struct kubelet *k)
 {
     struct utsname u;
+    char machine[64], boot[64];
     uname(&u);
+    read_id("/etc/machine-id", k->instance, machine);
+    read_id("/proc/sys/kernel/random/boot_id", k->instance, boot);
     return json_pack(
         "{s:o, s:o, s:[{s:s, s:s}, {s:s, s:s}], s:[o, o, o, o], s:{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s}}",
         "capacity", resources(), "allocatable", resources(), "addresses", "type", "InternalIP", "address",
@@ -44,25 +57,28 @@ static json_t *node_status(void)
                   "memory limits are told to programs; without cgroups they can't be enforced"),
         condition("DiskPressure", "False", "KubeletHasNoDiskPressure", "the disk has room"),
         condition("PIDPressure", "False", "KubeletHasSufficientPID", "processes can be started"), "nodeInfo",
-        "kubeletVersion", "v1.37.0-baton", "kubeProxyVersion", "", "containerRuntimeVersion",
+        "kubeletVersion", "v1.37.0-baton", "kubeProxyVersion", "none", "containerRuntimeVersion",
         "baton://processes", "kernelVersion", u.release, "operatingSystem", "linux", "osImage", u.sysname,
-        "architecture", strcmp(u.machine, "x86_64") == 0 ? "amd64" : "arm64", "machineID", "", "systemUUID",
-        "", "bootID", "");
+        "architecture", strcmp(u.machine, "x86_64") == 0 ? "amd64" : "arm64", "machineID", machine,
+        "systemUUID", machine, "bootID", boot);
 }
+
+static void heartbeat(uv_timer_t *t);
 
 static void status_written(const struct kube_result *r, void *ctx)
 {
     struct kubelet *k = ctx;
     k->node_asked = false;
-    if (r->status == 404)
-        k->node_registered = false;
-    else if (r->err.code)
-        log_warn("node status not written", LI("status", r->status), LERR(&r->err));
+    if (!r->err.code)
+        return;
+    log_warn("node status not written; trying again", LI("status", r->status), LERR(&r->err));
+    k->node_registered = false;
+    uv_timer_start(k->node_timer, heartbeat, 1000, 0);
 }
 
 static void write_status(struct kubelet *k)
 {
-    CLEANUP(json_decrefp) json_t *body = json_pack("{s:o}", "status", node_status());
+    CLEANUP(json_decrefp) json_t *body = json_pack("{s:o}", "status", node_status(k));
     struct kube_call call = {.verb = KUBE_PATCH, .kind = &kube_nodes, .name = k->node, .subresource = "status",
                              .body = body, .patch_type = "application/strategic-merge-patch+json",
                              .field_manager = KUBELET_MANAGER, .done = status_written, .ctx = k};

@@ -60,8 +60,10 @@ static void failed(struct kprobe *p, const char *why)
     struct kctr *c = p->c;
     p->successes = 0;
     p->failures++;
-    kubelet_event(c->pod, true, "Unhealthy", "%s probe failed: %s", probe_name[p->kind], why);
-    if (p->failures < p->failure_threshold)
+    bool over = p->failures >= p->failure_threshold;
+    if (p->failures == 1 || (over && p->kind != PROBE_READINESS)) /* not one event a second while a model loads */
+        kubelet_event(c->pod, true, "Unhealthy", "%s probe failed: %s", probe_name[p->kind], why);
+    if (!over)
         return;
     if (p->kind == PROBE_READINESS) {
         if (c->ready) {

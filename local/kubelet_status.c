@@ -45,7 +45,7 @@ static json_t *container_status(struct kctr *c)
     const char *image = json_str_at(c->spec, "image", "");
     json_t *s = json_pack("{s:s, s:b, s:b, s:i, s:s, s:s, s:o}", "name", c->name, "ready", (int)c->ready,
                           "started", (int)(c->state == CTR_RUNNING && c->started), "restartCount", c->restarts,
-                          "image", image, "imageID", "", "state", container_state(c));
+                          "image", image, "imageID", "process", "state", container_state(c));
     if (c->init && !c->sidecar && c->state == CTR_EXITED)
         json_object_set_new(s, "ready", json_boolean(json_int_at(c->exit, "code", 1) == 0));
     bool waits = c->state == CTR_EXITED && c->wait_reason;
