@@ -1,0 +1,97 @@
+"""The manifests of a real cluster: rights are enough and not too much, policies refuse what they should."""
+import json
+import os
+
+import kubernetes
+import pytest
+from conftest import ROOT, Controller, infd, wait
+
+
+@pytest.fixture(scope="module")
+def real():
+    c = kubernetes.Cluster()
+    c.side = "real"
+    c.kubectl("apply", "-f", ROOT / "manifests/crds", "-f", ROOT / "manifests/cluster")
+    c.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=20s")
+    yield c
+    c.stop()
+
+
+def kubeconfig_of(real, account):
+    token = real.kubectl("-n", "baton", "create", "token", account).stdout.strip()
+    config = json.loads(real.kubeconfig.read_text())
+    config["users"] = [{"name": "u", "user": {"token": token}}]
+    path = real.dir / f"kubeconfig-{account}"
+    path.write_text(json.dumps(config))
+    return path
+
+
+def test_the_controllers_role_is_enough(real):
+    def pods(role):
+        return [p for p in real.get("-n", "baton", "pods")["items"] if "deletionTimestamp" not in p["metadata"]
+                and p["metadata"]["labels"].get("serving.baton.dev/role") == role]
+
+    def kubectl(*args, **kw):
+        return real.kubectl("-n", "baton", *args, **kw)
+    c = Controller(real, "baton", kubeconfig=kubeconfig_of(real, "baton-controller"))
+    try:
+        kubectl("apply", "-f", "-", input=json.dumps(infd(decode=2)))
+        wait(lambda: len(pods("decode")) == 2 and len(pods("prefill")) == 1)
+        kubectl("scale", "wp/chat-decode", "--replicas=1")
+        wait(lambda: len(pods("decode")) == 1)
+        kubectl("patch", "infd", "chat", "--type=merge", "-p", '{"spec":{"prefill":{"replicas":2}}}')
+        wait(lambda: len(pods("prefill")) == 2)
+        wait(lambda: len(real.get("-n", "baton", "events")["items"]) > 3)
+        wait(lambda: real.get("-n", "baton", "infd", "chat").get("status", {}).get("prefill", {}).get("desired") == 2)
+        assert "orbidden" not in c.log(), [line for line in c.log().splitlines() if "orbidden" in line][:3]
+    finally:
+        c.stop()
+
+
+@pytest.mark.parametrize("account,verb,what", [
+    ("baton-controller", "delete", "secrets"), ("baton-controller", "get", "nodes"), ("baton-router", "patch", "pods"),
+    ("baton-router", "create", "events"), ("baton-agent", "get", "secrets"), ("baton-agent", "create", "pods"),
+])
+def test_no_account_has_more_than_it_needs(real, account, verb, what):
+    r = real.kubectl("auth", "can-i", verb, what, "-n", "baton", f"--as=system:serviceaccount:baton:{account}", check=False)
+    assert r.stdout.strip() == "no"
+
+
+def test_policies_pin_who_writes_what(real):
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "labels": {
+        "serving.baton.dev/infd": "x", "serving.baton.dev/role": "decode"}},
+        "spec": {"containers": [{"name": "c", "image": "x"}]}}
+    real.kubectl("-n", "baton", "apply", "-f", "-", input=json.dumps(pod))
+    agent, controller = ("--as=system:serviceaccount:baton:baton-agent", "--as=system:serviceaccount:baton:baton-controller")
+
+    def label(who, **kw):
+        return real.kubectl("-n", "baton", "label", "pod", "p", "--overwrite", *[f"{k}={v}" for k, v in kw.items()], who, check=False)
+    refused = wait(lambda: (lambda r: r if "does not change desired roles" in r.stderr else None)(
+        label(agent, **{"serving.baton.dev/role": "prefill"})), what="the policy to be loaded")
+    assert refused.returncode != 0
+    assert label(controller, **{"serving.baton.dev/role": "unified"}).returncode == 0
+    note = ("-n", "baton", "annotate", "pod", "p", "--overwrite", "serving.baton.dev/actual-role=decode")
+    assert real.kubectl(*note, agent, check=False).returncode == 0
+    r = real.kubectl("-n", "baton", "annotate", "pod", "p", "--overwrite", "serving.baton.dev/actual-role=x", controller, check=False)
+    assert "does not report actual roles" in r.stderr
+    wp = {"apiVersion": "serving.baton.dev/v1alpha1", "kind": "WorkerPool", "metadata": {"name": "w"},
+          "spec": {"inferenceDeployment": "x", "role": "decode", "replicas": 1}}
+    real.kubectl("-n", "baton", "apply", "-f", "-", input=json.dumps(wp))
+    r = real.kubectl("-n", "baton", "patch", "wp", "w", "--type=merge", "-p", '{"spec":{"replicas":2}}', check=False)
+    assert "scale subresource" in r.stderr
+    real.kubectl("-n", "baton", "scale", "wp/w", "--replicas=2")
+    real.kubectl("-n", "baton", "delete", "pod/p", "wp/w", "--wait=false")
+
+
+def test_controller_and_router_run_restricted(real):
+    real.kubectl("create", "namespace", "strict")
+    real.kubectl("label", "namespace", "strict", "pod-security.kubernetes.io/enforce=restricted")
+    for name in ("baton-controller", "baton-router"):
+        template = real.get("-n", "baton", "deployment", name)["spec"]["template"]
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": template["spec"]}
+        real.kubectl("-n", "strict", "create", "--dry-run=server", "-f", "-", input=json.dumps(pod))
+
+
+def test_manifests_are_small_enough_for_helm():
+    total = sum(os.path.getsize(f) for f in (ROOT / "manifests").rglob("*.yaml"))
+    assert total < 700_000
