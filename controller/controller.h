@@ -1,7 +1,8 @@
-/* controller.h: the controller's state. One loop, one thread: caches fill, keys ("namespace/infd") queue up, each turn builds a
- * snapshot (snapshot.c), asks lib/decide what to do, prepares the requests (objects.c, pod.c) and carries them out one
- * after another (execute.c). Only the leader writes. Nothing here is truth: killed at any instruction, a new process goes on
- * from what the API server holds. */
+/* controller.h: the controller's state. One loop, one thread: caches fill, keys ("namespace/infd")
+ * queue up, each turn builds a snapshot (snapshot.c), asks lib/decide what to do, prepares the
+ * requests (objects.c, pod.c) and carries them out one after another (execute.c). Only the leader
+ * writes. Nothing here is truth: killed at any instruction, a new process goes on from what the API
+ * server holds. */
 #pragma once
 #include "lib/decide/reconcile.h"
 #include "lib/io/httpd.h"
@@ -58,14 +59,16 @@ struct step {
 };
 
 /* snapshot.c */
-int snapshot_build(struct ctl *c, const struct kube_infd *d, struct arena *a, struct rec_snapshot *out) MUST_CHECK;
+int snapshot_build(struct ctl *c, const struct kube_infd *d, struct arena *a,
+                   struct rec_snapshot *out) MUST_CHECK;
 /* NULL when there is none; borrowed until the loop turns. */
 const struct kube_infd *snapshot_infd(const struct ctl *c, const char *key);
 
 /* pod.c */
 /* The revision that pods of this role should have. */
 void pod_revision(const struct kube_infd *d, const struct infd_role *role, char out[17]);
-json_t *pod_body(const struct ctl *c, const struct kube_infd *d, const struct rec_action *a, struct err *e);
+json_t *pod_body(const struct ctl *c, const struct kube_infd *d, const struct rec_action *a,
+                 struct err *e);
 uint64_t pod_drain_seconds(const struct kube_infd *d);
 /* A sentence when no pod can be made of this spec, NULL when it can. */
 const char *pod_invalid(const struct kube_infd *d);
@@ -77,7 +80,8 @@ json_t *object_owner(const char *api, const char *kind, const char *name, const 
 json_t *object_pool(const struct kube_infd *d, const struct rec_action *a);
 json_t *object_pool_apply(const struct kube_infd *d, enum rec_role role);
 json_t *object_secret(const struct kube_infd *d);
-json_t *object_pdb(const struct kube_infd *d, enum rec_role role, int32_t min_available, const char *pool_uid);
+json_t *object_pdb(const struct kube_infd *d, enum rec_role role, int32_t min_available,
+                   const char *pool_uid);
 json_t *object_status(const struct kube_infd *d, const struct rec_plan *p, const char *url);
 json_t *object_pool_status(const struct kube_infd *d, const struct rec_plan *p, enum rec_role role);
 json_t *object_conditions(const struct rec_condition *c, size_t n);
@@ -91,4 +95,5 @@ void expected_free(struct ctl *c);
 /* load.c */
 int load_start(struct ctl *c, struct err *e) MUST_CHECK;
 void load_stop(struct ctl *c);
-uint32_t load_of_pod(const struct ctl *c, const char *uid); /* running requests as the routers see them */
+uint32_t load_of_pod(const struct ctl *c,
+                     const char *uid); /* running requests as the routers see them */

@@ -1,5 +1,5 @@
-/* Carries a plan out: each action becomes one request, prepared before the first is sent, sent one after another. The first
- * failure ends the turn; the next one starts from what is then true. */
+/* Carries a plan out: each action becomes one request, prepared before the first is sent, sent one
+ * after another. The first failure ends the turn; the next one starts from what is then true. */
 #include "controller/controller.h"
 #include "lib/base/clock.h"
 #include "lib/base/log.h"
@@ -21,7 +21,8 @@ struct turn {
     uint64_t started_ns;
 };
 
-static struct metric *counter(const char *name, const char *help, const char *label, const char *value)
+static struct metric *counter(const char *name, const char *help, const char *label,
+                              const char *value)
 {
     return metric_series(metric_family(METRIC_COUNTER, name, help, label, NULL, 0), value);
 }
@@ -31,7 +32,9 @@ static struct metric *counter(const char *name, const char *help, const char *la
 static void expect(struct ctl *c, const char *uid, struct kube_pod *created)
 {
     struct expected *x = xcalloc(1, sizeof *x);
-    *x = (struct expected){.next = c->expected, .uid = xstrdup(uid), .created = created,
+    *x = (struct expected){.next = c->expected,
+                           .uid = xstrdup(uid),
+                           .created = created,
                            .until_ns = clock_mono_ns() + EXPECT_NS};
     c->expected = x;
 }
@@ -53,7 +56,8 @@ bool expected_deleted(const struct ctl *c, const char *uid)
     return false;
 }
 
-/* A created pod is known once the cache has had it; a deleted one once the cache shows it terminating or gone. */
+/* A created pod is known once the cache has had it; a deleted one once the cache shows it
+ * terminating or gone. */
 void expected_seen(struct ctl *c, const struct kube_pod *old, const struct kube_pod *now)
 {
     const struct kube_pod *p = now ? now : old;
@@ -75,7 +79,8 @@ void expected_free(struct ctl *c)
 
 static void expect_created(struct ctl *c, const json_t *object)
 {
-    const char *ns = json_str_at(object, "metadata.namespace", ""), *name = json_str_at(object, "metadata.name", "");
+    const char *ns = json_str_at(object, "metadata.namespace", ""),
+               *name = json_str_at(object, "metadata.name", "");
     const struct kube_pod *seen = kube_cache_get(c->pods, ns, name);
     struct kube_pod *p = view_decode(&kube_pod_view, object, NULL);
     if (p && p->meta.uid && !(seen && seen->meta.uid && strcmp(seen->meta.uid, p->meta.uid) == 0))
@@ -86,8 +91,8 @@ static void expect_created(struct ctl *c, const json_t *object)
 
 /* ---- from actions to requests ---- */
 
-static struct step *add_step(struct turn *t, const struct rec_action *a, enum kube_verb verb, const struct kube_kind *kind,
-                             char *name, json_t *body)
+static struct step *add_step(struct turn *t, const struct rec_action *a, enum kube_verb verb,
+                             const struct kube_kind *kind, char *name, json_t *body)
 {
     struct step *s = &t->steps[t->n++];
     *s = (struct step){
@@ -119,10 +124,10 @@ static char *pool_name(const struct kube_infd *d, enum rec_role role)
 static void prepare_scale(struct turn *t, const struct kube_infd *d, const struct rec_action *a)
 {
     char *name = pool_name(d, a->role);
-    json_t *meta = json_pack("{s:s, s:s, s:s*}", "name", name, "namespace", t->namespace, "resourceVersion",
-                             a->resource_version);
-    json_t *body = json_pack("{s:s, s:s, s:o, s:{s:i}}", "apiVersion", "autoscaling/v1", "kind", "Scale", "metadata", meta,
-                             "spec", "replicas", a->number);
+    json_t *meta = json_pack("{s:s, s:s, s:s*}", "name", name, "namespace", t->namespace,
+                             "resourceVersion", a->resource_version);
+    json_t *body = json_pack("{s:s, s:s, s:o, s:{s:i}}", "apiVersion", "autoscaling/v1", "kind",
+                             "Scale", "metadata", meta, "spec", "replicas", a->number);
     add_step(t, a, KUBE_UPDATE, &kube_wps, name, body)->call.subresource = "scale";
 }
 
@@ -138,8 +143,8 @@ static void prepare_record(struct turn *t, const struct kube_infd *d, const stru
 static void prepare_label(struct turn *t, const struct rec_action *a)
 {
     add_step(t, a, KUBE_PATCH, &kube_pods, xstrdup(a->name),
-             json_pack("{s:{s:s, s:s, s:{s:s}}}", "metadata", "uid", a->uid, "resourceVersion", a->resource_version,
-                       "labels", LABEL_ROLE, rec_role_name(a->role)));
+             json_pack("{s:{s:s, s:s, s:{s:s}}}", "metadata", "uid", a->uid, "resourceVersion",
+                       a->resource_version, "labels", LABEL_ROLE, rec_role_name(a->role)));
 }
 
 static void prepare_pdb(struct turn *t, const struct kube_infd *d, const struct rec_action *a)
@@ -148,16 +153,19 @@ static void prepare_pdb(struct turn *t, const struct kube_infd *d, const struct 
     const struct kube_wp *w = kube_cache_get(t->ctl->wps, t->namespace, name);
     if (!w) /* the pool is being made in this turn: the next one has its uid */
         return;
-    add_step(t, a, KUBE_APPLY, &kube_pdbs, xstrdup(name), object_pdb(d, a->role, a->number, w->meta.uid));
+    add_step(t, a, KUBE_APPLY, &kube_pdbs, xstrdup(name),
+             object_pdb(d, a->role, a->number, w->meta.uid));
 }
 
-static void prepare(struct turn *t, const struct kube_infd *d, const struct rec_plan *p, const struct rec_action *a)
+static void prepare(struct turn *t, const struct kube_infd *d, const struct rec_plan *p,
+                    const struct rec_action *a)
 {
     struct err e = {0};
     json_t *body;
     switch (a->kind) {
     case REC_CREATE_SECRET:
-        add_step(t, a, KUBE_CREATE, &kube_secrets, xasprintf("%s-peer", d->meta.name), object_secret(d));
+        add_step(t, a, KUBE_CREATE, &kube_secrets, xasprintf("%s-peer", d->meta.name),
+                 object_secret(d));
         break;
     case REC_CREATE_POOL:
         add_step(t, a, KUBE_CREATE, &kube_wps, pool_name(d, a->role), object_pool(d, a));
@@ -165,18 +173,12 @@ static void prepare(struct turn *t, const struct kube_infd *d, const struct rec_
     case REC_APPLY_POOL:
         add_step(t, a, KUBE_APPLY, &kube_wps, pool_name(d, a->role), object_pool_apply(d, a->role));
         break;
-    case REC_SCALE_POOL:
-        prepare_scale(t, d, a);
-        break;
-    case REC_RECORD_POOL:
-        prepare_record(t, d, a);
-        break;
+    case REC_SCALE_POOL: prepare_scale(t, d, a); break;
+    case REC_RECORD_POOL: prepare_record(t, d, a); break;
     case REC_DELETE_POOL:
         add_step(t, a, KUBE_DELETE, &kube_wps, pool_name(d, a->role), NULL);
         break;
-    case REC_APPLY_PDB:
-        prepare_pdb(t, d, a);
-        break;
+    case REC_APPLY_PDB: prepare_pdb(t, d, a); break;
     case REC_CREATE_POD:
         body = pod_body(t->ctl, d, a, &e);
         if (body)
@@ -184,18 +186,16 @@ static void prepare(struct turn *t, const struct kube_infd *d, const struct rec_
         else
             log_error("no pod can be made of this spec", LS("infd", t->key), LERR(&e));
         break;
-    case REC_DELETE_POD:
-        add_step(t, a, KUBE_DELETE, &kube_pods, xstrdup(a->name), NULL);
-        break;
-    case REC_LABEL_POD:
-        prepare_label(t, a);
-        break;
+    case REC_DELETE_POD: add_step(t, a, KUBE_DELETE, &kube_pods, xstrdup(a->name), NULL); break;
+    case REC_LABEL_POD: prepare_label(t, a); break;
     case REC_POOL_STATUS:
-        add_step(t, a, KUBE_APPLY, &kube_wps, pool_name(d, a->role), object_pool_status(d, p, a->role))->call.subresource =
-            "status";
+        add_step(t, a, KUBE_APPLY, &kube_wps, pool_name(d, a->role),
+                 object_pool_status(d, p, a->role))
+            ->call.subresource = "status";
         break;
     case REC_STATUS:
-        add_step(t, a, KUBE_APPLY, &kube_infds, xstrdup(d->meta.name), object_status(d, p, t->ctl->opts.router_url))
+        add_step(t, a, KUBE_APPLY, &kube_infds, xstrdup(d->meta.name),
+                 object_status(d, p, t->ctl->opts.router_url))
             ->call.subresource = "status";
         break;
     }
@@ -225,9 +225,10 @@ static void turn_free(struct turn *t)
 static void turn_end(struct turn *t, bool ok)
 {
     struct ctl *c = t->ctl;
-    metric_observe(metric_series(metric_family(METRIC_HISTOGRAM, "baton_controller_reconcile_seconds",
-                                               "Time of one reconciliation, requests included.", "", NULL, 0)),
-                   (double)(clock_mono_ns() - t->started_ns) / 1e9);
+    metric_observe(
+        metric_series(metric_family(METRIC_HISTOGRAM, "baton_controller_reconcile_seconds",
+                                    "Time of one reconciliation, requests included.", "", NULL, 0)),
+        (double)(clock_mono_ns() - t->started_ns) / 1e9);
     if (ok) {
         if (t->requeue_ms)
             queue_add_after(c->queue, t->key, t->requeue_ms);
@@ -243,9 +244,12 @@ static void tell(struct turn *t, const struct step *s)
     static const struct {
         enum rec_kind kind;
         const char *reason, *action;
-    } words[] = {{REC_CREATE_POD, "PodCreated", "Create"},       {REC_DELETE_POD, "PodDeleted", "Delete"},
-                 {REC_LABEL_POD, "RoleChanged", "Relabel"},      {REC_SCALE_POOL, "Scaled", "Scale"},
-                 {REC_CREATE_POOL, "WorkerPoolCreated", "Create"}, {REC_DELETE_POOL, "WorkerPoolDeleted", "Delete"}};
+    } words[] = {{REC_CREATE_POD, "PodCreated", "Create"},
+                 {REC_DELETE_POD, "PodDeleted", "Delete"},
+                 {REC_LABEL_POD, "RoleChanged", "Relabel"},
+                 {REC_SCALE_POOL, "Scaled", "Scale"},
+                 {REC_CREATE_POOL, "WorkerPoolCreated", "Create"},
+                 {REC_DELETE_POOL, "WorkerPoolDeleted", "Delete"}};
     struct kube_regarding about = {&kube_infds, t->namespace, t->infd, t->infd_uid, t->infd_rv};
     char note[700];
     for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
@@ -253,14 +257,15 @@ static void tell(struct turn *t, const struct step *s)
             continue;
         snprintf(note, sizeof note, "%s (%s)", s->why, s->name);
         kube_event(t->ctl->events, &about, "Normal", words[i].reason, words[i].action, note);
-        log_info("acted", LS("infd", t->key), LS("action", rec_kind_name(s->kind)), LS("object", s->name),
-                 LS("why", s->why));
+        log_info("acted", LS("infd", t->key), LS("action", rec_kind_name(s->kind)),
+                 LS("object", s->name), LS("why", s->why));
     }
 }
 
 static void next(struct turn *t);
 
-/* Someone got there first, or what was to be changed is gone: not failures, but the rest of the plan may be out of date. */
+/* Someone got there first, or what was to be changed is gone: not failures, but the rest of the
+ * plan may be out of date. */
 static bool benign(const struct step *s, const struct kube_result *r)
 {
     if (s->call.verb == KUBE_DELETE)
@@ -273,14 +278,16 @@ static void failed(struct turn *t, const struct step *s, const struct kube_resul
     struct kube_regarding about = {&kube_infds, t->namespace, t->infd, t->infd_uid, t->infd_rv};
     char note[700];
     bool race = r->status == 409 || r->status == 404;
-    metric_add(counter("baton_controller_request_failures_total", "Requests of the controller that failed.", "reason",
+    metric_add(counter("baton_controller_request_failures_total",
+                       "Requests of the controller that failed.", "reason",
                        r->reason[0] ? r->reason : "NoAnswer"),
                1);
     if (race) {
-        log_debug("out of date, will look again", LS("infd", t->key), LS("action", rec_kind_name(s->kind)), LERR(&r->err));
+        log_debug("out of date, will look again", LS("infd", t->key),
+                  LS("action", rec_kind_name(s->kind)), LERR(&r->err));
     } else {
-        log_warn("action failed, will retry", LS("infd", t->key), LS("action", rec_kind_name(s->kind)),
-                 LS("object", s->name), LERR(&r->err));
+        log_warn("action failed, will retry", LS("infd", t->key),
+                 LS("action", rec_kind_name(s->kind)), LS("object", s->name), LERR(&r->err));
         if (r->status >= 400 && r->status < 500) {
             snprintf(note, sizeof note, "%s %s: %s", rec_kind_name(s->kind), s->name, r->err.msg);
             kube_event(t->ctl->events, &about, "Warning", "ActionFailed", "Reconcile", note);
@@ -293,7 +300,9 @@ static void on_done(const struct kube_result *r, void *ctx)
 {
     struct turn *t = ctx;
     struct step *s = &t->steps[t->at];
-    metric_add(counter("baton_controller_actions_total", "Actions carried out, by kind.", "kind", rec_kind_name(s->kind)), 1);
+    metric_add(counter("baton_controller_actions_total", "Actions carried out, by kind.", "kind",
+                       rec_kind_name(s->kind)),
+               1);
     if (r->err.code && !benign(s, r)) {
         failed(t, s, r);
         return;

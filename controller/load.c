@@ -1,5 +1,6 @@
-/* Every second: ask each router for each deployment's load, and let lib/decide/scale.h decide for roles with bounds. What the
- * routers said is kept by deployment and router; the samples of a router that falls silent age away. */
+/* Every second: ask each router for each deployment's load, and let lib/decide/scale.h decide for
+ * roles with bounds. What the routers said is kept by deployment and router; the samples of a
+ * router that falls silent age away. */
 #include "controller/controller.h"
 #include "lib/base/clock.h"
 #include "lib/base/log.h"
@@ -11,10 +12,10 @@
 #include <stdlib.h>
 #include <uthash.h>
 
-#define TICK_MS 1000
+#define TICK_MS        1000
 #define DOWN_WINDOW_NS (120 * NS_PER_S)
-#define SAMPLES_MAX 4096
-#define BODY_MAX (8u << 20)
+#define SAMPLES_MAX    4096
+#define BODY_MAX       (8u << 20)
 
 /* What one router said last about one deployment. */
 struct report {
@@ -115,8 +116,8 @@ static void read_sample(const json_t *o, struct scale_sample *s)
 
 static void read_report(struct report *r, const json_t *o)
 {
-    static const char *const roles[] = {"roles.prefill.samples", "roles.decode.samples", "roles.unified.samples",
-                                        "roles.standby.samples"};
+    static const char *const roles[] = {"roles.prefill.samples", "roles.decode.samples",
+                                        "roles.unified.samples", "roles.standby.samples"};
     size_t n = 0;
     report_clear(r);
     r->heard_ns = clock_mono_ns();
@@ -151,9 +152,11 @@ static void ask(struct load *l, const char *address, const struct kube_infd *d)
 {
     CLEANUP(free_charp) char *secret_name = xasprintf("%s-peer", d->meta.name);
     const struct kube_secret *s = kube_cache_get(l->ctl->secrets, d->meta.namespace, secret_name);
-    CLEANUP(free_charp) char *auth = xasprintf("Authorization: Bearer %s", s && s->secret ? s->secret : "");
-    CLEANUP(free_charp) char *url = xasprintf("http://%s/v1/internal/load?infd=%s&namespace=%s", address, d->meta.name,
-                                              d->meta.namespace);
+    CLEANUP(free_charp)
+    char *auth = xasprintf("Authorization: Bearer %s", s && s->secret ? s->secret : "");
+    CLEANUP(free_charp)
+    char *url = xasprintf("http://%s/v1/internal/load?infd=%s&namespace=%s", address, d->meta.name,
+                          d->meta.namespace);
     const char *headers[] = {auth, NULL};
     struct ask *a = xcalloc(1, sizeof *a);
     a->load = l;
@@ -193,7 +196,8 @@ static bool ask_router(const void *object, void *ctx)
     const struct kube_pod *p = object;
     if (!p->ip || p->meta.deleted_ns)
         return true;
-    CLEANUP(free_charp) char *address = xasprintf(strchr(p->ip, ':') ? "[%s]:8080" : "%s:8080", p->ip);
+    CLEANUP(free_charp)
+    char *address = xasprintf(strchr(p->ip, ':') ? "[%s]:8080" : "%s:8080", p->ip);
     struct asking k = {l, address};
     kube_cache_each(l->ctl->infds, ask_infd, &k);
     return true;
@@ -202,7 +206,7 @@ static bool ask_router(const void *object, void *ctx)
 static void forget_silent(struct load *l, uint64_t now)
 {
     struct report *r, *tmp;
-    HASH_ITER(hh, l->reports, r, tmp) {
+    HASH_ITER (hh, l->reports, r, tmp) {
         if (now - r->heard_ns < 60 * NS_PER_S)
             continue;
         HASH_DEL(l->reports, r);
@@ -218,7 +222,7 @@ uint32_t load_of_pod(const struct ctl *c, const char *uid)
     uint32_t running = 0;
     if (!c->load || !uid)
         return 0;
-    HASH_ITER(hh, c->load->reports, r, tmp) {
+    HASH_ITER (hh, c->load->reports, r, tmp) {
         for (size_t i = 0; i < r->n; i++) {
             if (r->heard_ns < newest || strcmp(r->samples[i].pod_uid, uid) != 0)
                 continue;
@@ -248,7 +252,8 @@ static bool gather_pod(const void *object, void *ctx)
     const char *infd = kube_label(&p->meta, LABEL_INFD), *role = kube_label(&p->meta, LABEL_ROLE);
     const struct kube_condition *s = kube_condition_find(&p->conditions, "PodScheduled");
     if (!infd || !role || !p->meta.namespace || strcmp(infd, g->d->meta.name) != 0 ||
-        strcmp(p->meta.namespace, g->d->meta.namespace) != 0 || rec_role_parse(role) != g->role || p->meta.deleted_ns)
+        strcmp(p->meta.namespace, g->d->meta.namespace) != 0 || rec_role_parse(role) != g->role ||
+        p->meta.deleted_ns)
         return true;
     if (!p->node && s && s->reason && strcmp(s->reason, "Unschedulable") == 0)
         g->in.unschedulable = true;
@@ -261,7 +266,7 @@ static void gather_reports(struct gather *g)
 {
     const struct report *r, *tmp;
     CLEANUP(free_charp) char *key = xasprintf(" %s/%s", g->d->meta.namespace, g->d->meta.name);
-    HASH_ITER(hh, g->load->reports, r, tmp) {
+    HASH_ITER (hh, g->load->reports, r, tmp) {
         uint64_t age = g->now - r->heard_ns;
         if (!str_ends(str_c(r->key), str_c(key)) || age > SCALE_FRESH_NS)
             continue;
@@ -343,16 +348,25 @@ static void on_recorded(const struct kube_result *r, void *ctx)
     scaling_end(s);
 }
 
-/* The last five decisions, newest first, by a field manager of their own: the controller's status apply leaves them alone. */
+/* The last five decisions, newest first, by a field manager of their own: the controller's status
+ * apply leaves them alone. */
 static void record(struct scaling *s)
 {
     struct err e = {0};
     CLEANUP(json_decrefp)
-    json_t *body = json_pack("{s:{s:s, s:s}, s:{s:O}}", "metadata", "name", s->pool, "namespace", s->namespace, "status",
-                             "decisions", s->decisions);
+    json_t *body = json_pack("{s:{s:s, s:s}, s:{s:O}}", "metadata", "name", s->pool, "namespace",
+                             s->namespace, "status", "decisions", s->decisions);
     struct kube_call call = {
-        .verb = KUBE_APPLY, .kind = &kube_wps,           .namespace = s->namespace,    .name = s->pool, .subresource = "status",
-        .body = body,       .field_manager = "baton-scaler", .force = true, .done = on_recorded, .ctx = s,
+        .verb = KUBE_APPLY,
+        .kind = &kube_wps,
+        .namespace = s->namespace,
+        .name = s->pool,
+        .subresource = "status",
+        .body = body,
+        .field_manager = "baton-scaler",
+        .force = true,
+        .done = on_recorded,
+        .ctx = s,
     };
     if (kube_start(s->load->ctl->client, &call, &e))
         scaling_end(s);
@@ -363,17 +377,18 @@ static void on_scaled(const struct kube_result *r, void *ctx)
     struct scaling *s = ctx;
     struct kube_regarding about = {&kube_infds, s->namespace, s->infd, s->infd_uid, NULL};
     if (r->err.code) {
-        log_debug("not scaled", LS("pool", s->key), LERR(&r->err)); /* 409: someone scaled; look again in a second */
+        log_debug("not scaled", LS("pool", s->key),
+                  LERR(&r->err)); /* 409: someone scaled; look again in a second */
         scaling_end(s);
         return;
     }
     char note[400];
     snprintf(note, sizeof note, "%s from %d to %d: %s", s->pool, s->d.from, s->d.to, s->d.reason);
     kube_event(s->load->ctl->events, &about, "Normal", "Scaled", "Scale", note);
-    log_info("scaled", LS("pool", s->key), LI("from", s->d.from), LI("to", s->d.to), LS("why", s->d.reason),
-             LS("inputs", s->d.inputs));
-    metric_add(metric_series(metric_family(METRIC_COUNTER, "baton_controller_scalings_total", "Scaling decisions carried out.",
-                                           "direction", NULL, 0),
+    log_info("scaled", LS("pool", s->key), LI("from", s->d.from), LI("to", s->d.to),
+             LS("why", s->d.reason), LS("inputs", s->d.inputs));
+    metric_add(metric_series(metric_family(METRIC_COUNTER, "baton_controller_scalings_total",
+                                           "Scaling decisions carried out.", "direction", NULL, 0),
                              s->d.to > s->d.from ? "up" : "down"),
                1);
     record(s);
@@ -383,8 +398,9 @@ static json_t *decisions(const struct kube_wp *w, const struct scale_decision *d
 {
     char time[CLOCK_RFC3339_MAX];
     json_t *list = json_array();
-    json_array_append_new(list, json_pack("{s:s, s:i, s:i, s:s, s:s}", "at", clock_rfc3339(clock_wall_ns(), 0, time), "from",
-                                          d->from, "to", d->to, "reason", d->reason, "inputs", d->inputs));
+    json_array_append_new(list, json_pack("{s:s, s:i, s:i, s:s, s:s}", "at",
+                                          clock_rfc3339(clock_wall_ns(), 0, time), "from", d->from,
+                                          "to", d->to, "reason", d->reason, "inputs", d->inputs));
     CLEANUP(json_decrefp) json_t *old = view_encode(&kube_wp_view, w);
     const json_t *past = json_at(old, "status.decisions");
     for (size_t i = 0; i < json_array_size(past) && i < 4; i++)
@@ -408,25 +424,35 @@ static void act(struct gather *g, const struct kube_wp *w, const struct scale_de
         .decisions = decisions(w, d),
     };
     CLEANUP(json_decrefp)
-    json_t *body = json_pack("{s:s, s:s, s:{s:s, s:s, s:s}, s:{s:i}}", "apiVersion", "autoscaling/v1", "kind", "Scale",
-                             "metadata", "name", s->pool, "namespace", s->namespace, "resourceVersion",
-                             w->meta.resource_version, "spec", "replicas", d->to);
+    json_t *body =
+        json_pack("{s:s, s:s, s:{s:s, s:s, s:s}, s:{s:i}}", "apiVersion", "autoscaling/v1", "kind",
+                  "Scale", "metadata", "name", s->pool, "namespace", s->namespace,
+                  "resourceVersion", w->meta.resource_version, "spec", "replicas", d->to);
     struct kube_call call = {
-        .verb = KUBE_UPDATE, .kind = &kube_wps,         .namespace = s->namespace,  .name = s->pool, .subresource = "scale",
-        .body = body,        .field_manager = "baton-scaler", .done = on_scaled, .ctx = s,
+        .verb = KUBE_UPDATE,
+        .kind = &kube_wps,
+        .namespace = s->namespace,
+        .name = s->pool,
+        .subresource = "scale",
+        .body = body,
+        .field_manager = "baton-scaler",
+        .done = on_scaled,
+        .ctx = s,
     };
     memory_of(g->load, s->key)->scaling = true;
     if (kube_start(c->client, &call, &e))
         scaling_end(s);
 }
 
-static const struct kube_wp *pool_of(const struct ctl *c, const struct kube_infd *d, enum rec_role role)
+static const struct kube_wp *pool_of(const struct ctl *c, const struct kube_infd *d,
+                                     enum rec_role role)
 {
     CLEANUP(free_charp) char *name = xasprintf("%s-%s", d->meta.name, rec_role_name(role));
     return kube_cache_get(c->wps, d->meta.namespace, name);
 }
 
-static void limit_both(const struct kube_infd *d, struct scale_decision *p, struct scale_decision *k)
+static void limit_both(const struct kube_infd *d, struct scale_decision *p,
+                       struct scale_decision *k)
 {
     struct scale_limits l = {
         .ratio_min = decimal(d->ratio_min),
@@ -454,7 +480,8 @@ static bool decide_infd(const void *object, void *ctx)
         pools[i] = pool_of(l->ctl, d, g->role);
         if (!gather(g, pools[i]))
             continue;
-        CLEANUP(free_charp) char *key = xasprintf("%s/%s", pools[i]->meta.namespace, pools[i]->meta.name);
+        CLEANUP(free_charp)
+        char *key = xasprintf("%s/%s", pools[i]->meta.namespace, pools[i]->meta.name);
         struct memory *m = memory_of(l, key);
         scale_decide(&g->in, &m->m, g->now, &out[i]);
         decided[i] = !m->scaling;
@@ -519,12 +546,12 @@ void load_stop(struct ctl *c)
     c->load = NULL;
     uv_timer_stop(&l->timer);
     http_client_free(l->http);
-    HASH_ITER(hh, l->reports, r, tmp) {
+    HASH_ITER (hh, l->reports, r, tmp) {
         HASH_DEL(l->reports, r);
         report_clear(r);
         free(r);
     }
-    HASH_ITER(hh, l->memories, m, mt) {
+    HASH_ITER (hh, l->memories, m, mt) {
         HASH_DEL(l->memories, m);
         free(m);
     }

@@ -1,4 +1,5 @@
-/* baton-controller: makes, scales, rolls, drains and heals the worker pods of InferenceDeployments. */
+/* baton-controller: makes, scales, rolls, drains and heals the worker pods of InferenceDeployments.
+ */
 #include "controller/controller.h"
 #include "lib/base/clock.h"
 #include "lib/base/conf.h"
@@ -10,37 +11,54 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#define O(f, e, k, m, d, lo, hi, a, h) {f, e, k, offsetof(struct options, m), d, lo, hi, h, a}
+#define O(f, e, k, m, d, lo, hi, a, h)                                                             \
+    {                                                                                              \
+        f, e, k, offsetof(struct options, m), d, lo, hi, h, a                                      \
+    }
 static const struct conf_opt option_table[] = {
     O("--namespace", "BATON_NAMESPACE", CONF_STR, namespace, "", 0, 0, "NAME",
       "namespace to work in; empty: the kubeconfig's or the pod's; *: all"),
     O("--pod-namespace", "BATON_POD_NAMESPACE", CONF_STR, own_namespace, "", 0, 0, "NAME",
       "namespace of the Lease; empty: the one worked in, else the kubeconfig's"),
-    O("--pod-ip", "BATON_POD_IP", CONF_STR, pod_ip, "127.0.0.1", 0, 0, "ADDRESS", "address to listen on"),
-    O("--port", "BATON_CONTROLLER_PORT", CONF_U64, port, "8090", 0, 65535, "PORT", "port of /healthz, /readyz, /metrics, /debug/state; 0: any"),
-    O("--identity", "BATON_POD_NAME", CONF_STR, identity, "baton-controller", 0, 0, "NAME", "name of this process in the Lease"),
-    O("--worker-image", "BATON_WORKER_IMAGE", CONF_STR, worker_image, "ghcr.io/baton/baton:" BATON_VERSION, 0, 0, "IMAGE",
+    O("--pod-ip", "BATON_POD_IP", CONF_STR, pod_ip, "127.0.0.1", 0, 0, "ADDRESS",
+      "address to listen on"),
+    O("--port", "BATON_CONTROLLER_PORT", CONF_U64, port, "8090", 0, 65535, "PORT",
+      "port of /healthz, /readyz, /metrics, /debug/state; 0: any"),
+    O("--identity", "BATON_POD_NAME", CONF_STR, identity, "baton-controller", 0, 0, "NAME",
+      "name of this process in the Lease"),
+    O("--worker-image", "BATON_WORKER_IMAGE", CONF_STR, worker_image,
+      "ghcr.io/baton/baton:" BATON_VERSION, 0, 0, "IMAGE",
       "image of worker pods whose InferenceDeployment names none"),
-    O("--router-url", "BATON_ROUTER_URL", CONF_STR, router_url, "http://baton-router:8080", 0, 0, "URL",
-      "what status.url says: where clients reach the router"),
-    O("--router-selector", "BATON_ROUTER_SELECTOR", CONF_STR, router_selector, "app.kubernetes.io/name=baton-router", 0, 0,
-      "SELECTOR", "labels of the router pods that are asked for load"),
+    O("--router-url", "BATON_ROUTER_URL", CONF_STR, router_url, "http://baton-router:8080", 0, 0,
+      "URL", "what status.url says: where clients reach the router"),
+    O("--router-selector", "BATON_ROUTER_SELECTOR", CONF_STR, router_selector,
+      "app.kubernetes.io/name=baton-router", 0, 0, "SELECTOR",
+      "labels of the router pods that are asked for load"),
     O("--router-address", "BATON_ROUTER_ADDRESS", CONF_STR, router_address, "", 0, 0, "HOST:PORT",
       "ask this router for load instead of the router pods"),
-    O("--agent-dir", "BATON_AGENT_DIR", CONF_STR, agent_dir, "/run/baton", 0, 0, "DIR", "folder on the node with the agent's socket"),
-    O("--models-dir", "BATON_MODELS_DIR", CONF_STR, models_dir, "/var/lib/baton/models", 0, 0, "DIR", "folder on the node with model files"),
+    O("--agent-dir", "BATON_AGENT_DIR", CONF_STR, agent_dir, "/run/baton", 0, 0, "DIR",
+      "folder on the node with the agent's socket"),
+    O("--models-dir", "BATON_MODELS_DIR", CONF_STR, models_dir, "/var/lib/baton/models", 0, 0,
+      "DIR", "folder on the node with model files"),
     O("--lease-seconds", NULL, CONF_U64, lease_s, "15", 1, 600, "S", "life of the leader's Lease"),
-    O("--renew-seconds", NULL, CONF_U64, renew_s, "10", 1, 600, "S", "a leader that can't renew for so long ends"),
-    O("--retry-seconds", NULL, CONF_U64, retry_s, "2", 1, 600, "S", "time between tries to get or renew the Lease"),
-    O("--no-leader-election", NULL, CONF_BOOL, no_election, NULL, 0, 0, NULL, "for a single process, in tests"),
-    O("--no-scaler", NULL, CONF_BOOL, plain_scaling, NULL, 0, 0, NULL, "don't scale roles that have bounds"),
-    O("--log-format", "BATON_LOG_FORMAT", CONF_STR, log_format, "json", 0, 0, "json|text", "form of log lines"),
-    O("--log-level", "BATON_LOG_LEVEL", CONF_STR, log_level, "info", 0, 0, "LEVEL", "error, warn, info or debug"),
+    O("--renew-seconds", NULL, CONF_U64, renew_s, "10", 1, 600, "S",
+      "a leader that can't renew for so long ends"),
+    O("--retry-seconds", NULL, CONF_U64, retry_s, "2", 1, 600, "S",
+      "time between tries to get or renew the Lease"),
+    O("--no-leader-election", NULL, CONF_BOOL, no_election, NULL, 0, 0, NULL,
+      "for a single process, in tests"),
+    O("--no-scaler", NULL, CONF_BOOL, plain_scaling, NULL, 0, 0, NULL,
+      "don't scale roles that have bounds"),
+    O("--log-format", "BATON_LOG_FORMAT", CONF_STR, log_format, "json", 0, 0, "json|text",
+      "form of log lines"),
+    O("--log-level", "BATON_LOG_LEVEL", CONF_STR, log_level, "info", 0, 0, "LEVEL",
+      "error, warn, info or debug"),
     {0},
 };
 static const struct conf_prog program = {
     .name = "baton-controller",
-    .summary = "Makes, scales, rolls, drains and heals the worker pods of InferenceDeployments. Run two; one leads.",
+    .summary = "Makes, scales, rolls, drains and heals the worker pods of InferenceDeployments. "
+               "Run two; one leads.",
     .usage = "[options]",
     .opts = option_table,
 };
@@ -182,7 +200,8 @@ static void on_signal(uv_signal_t *s, int number)
 
 static int start_lease(struct ctl *c, struct err *e)
 {
-    CLEANUP(free_charp) char *id = xasprintf("%s_%016llx", c->opts.identity, (unsigned long long)rng_secret_u64());
+    CLEANUP(free_charp)
+    char *id = xasprintf("%s_%016llx", c->opts.identity, (unsigned long long)rng_secret_u64());
     if (c->opts.no_election) {
         on_acquired(c);
         return 0;
@@ -214,17 +233,20 @@ static int http_state(void *ctx, struct buf *out)
 {
     const struct ctl *c = ctx;
     return buf_printf(out,
-                      "{\"leading\":%s,\"synced\":%s,\"inferencedeployments\":%zu,\"workerpools\":%zu,\"pods\":%zu,"
+                      "{\"leading\":%s,\"synced\":%s,\"inferencedeployments\":%zu,\"workerpools\":%"
+                      "zu,\"pods\":%zu,"
                       "\"queue_depth\":%zu,\"queue_active\":%zu}",
-                      c->leading ? "true" : "false", synced(c) ? "true" : "false", kube_cache_count(c->infds),
-                      kube_cache_count(c->wps), kube_cache_count(c->pods), queue_depth(c->queue), queue_active(c->queue));
+                      c->leading ? "true" : "false", synced(c) ? "true" : "false",
+                      kube_cache_count(c->infds), kube_cache_count(c->wps),
+                      kube_cache_count(c->pods), queue_depth(c->queue), queue_active(c->queue));
 }
 
 static void handle(struct httpd_req *r, void *ctx)
 {
     struct httpd_std std = {.ready = http_ready, .state = http_state, .ctx = ctx};
     if (!httpd_standard(r, &std))
-        httpd_replyf(r, 404, "text/plain", "not found: try /healthz, /readyz, /metrics or /debug/state\n");
+        httpd_replyf(r, 404, "text/plain",
+                     "not found: try /healthz, /readyz, /metrics or /debug/state\n");
 }
 
 static int start_http(struct ctl *c, struct err *e)
@@ -252,7 +274,12 @@ static int start(struct ctl *c, struct err *e)
         return rc;
     const char *ns = c->opts.namespace;
     c->namespace = strcmp(ns, "*") == 0 ? NULL : *ns ? ns : kube_namespace(c->client);
-    struct queue_config q = {.loop = c->loop, .work = work, .ctx = c, .max_active = 4, .retry_min_ms = 20, .retry_max_ms = 60000};
+    struct queue_config q = {.loop = c->loop,
+                             .work = work,
+                             .ctx = c,
+                             .max_active = 4,
+                             .retry_min_ms = 20,
+                             .retry_max_ms = 60000};
     rc = queue_new(&q, &c->queue, e);
     if (!rc)
         rc = kube_events_new(c->client, "baton-controller", c->opts.identity, &c->events, e);
@@ -294,7 +321,8 @@ int main(int argc, char **argv)
     if (rc > 0)
         return 0;
     if (rc < 0 || log_level_parse(c.opts.log_level, &level)) {
-        fprintf(stderr, "baton-controller: %s\n", rc < 0 ? e.msg : "--log-level must be error, warn, info or debug");
+        fprintf(stderr, "baton-controller: %s\n",
+                rc < 0 ? e.msg : "--log-level must be error, warn, info or debug");
         return 2;
     }
     log_init("baton-controller", c.opts.log_format, level);
@@ -314,8 +342,8 @@ int main(int argc, char **argv)
         log_error("can't start", LERR(&e));
         return 1;
     }
-    log_info("started", LS("namespace", c.namespace ? c.namespace : "*"), LI("port", httpd_port(c.http)),
-             LS("version", baton_version));
+    log_info("started", LS("namespace", c.namespace ? c.namespace : "*"),
+             LI("port", httpd_port(c.http)), LS("version", baton_version));
     uv_run(&loop, UV_RUN_DEFAULT);
     uv_close((uv_handle_t *)&term, NULL);
     uv_close((uv_handle_t *)&interrupt, NULL);

@@ -13,14 +13,10 @@
 bool infd_has_role(const struct kube_infd *d, enum rec_role role)
 {
     switch (role) {
-    case REC_PREFILL:
-        return VIEW_HAS(&kube_infd_view, d, struct kube_infd, prefill);
-    case REC_DECODE:
-        return VIEW_HAS(&kube_infd_view, d, struct kube_infd, decode);
-    case REC_UNIFIED:
-        return VIEW_HAS(&kube_infd_view, d, struct kube_infd, unified);
-    default:
-        return false;
+    case REC_PREFILL: return VIEW_HAS(&kube_infd_view, d, struct kube_infd, prefill);
+    case REC_DECODE: return VIEW_HAS(&kube_infd_view, d, struct kube_infd, decode);
+    case REC_UNIFIED: return VIEW_HAS(&kube_infd_view, d, struct kube_infd, unified);
+    default: return false;
     }
 }
 
@@ -61,15 +57,18 @@ void pod_revision(const struct kube_infd *d, const struct infd_role *role, char 
     CLEANUP(free_charp) char *requests = map_text(&role->requests);
     CLEANUP(free_charp) char *limits = map_text(&role->limits);
     CLEANUP(free_charp) char *nodes = map_text(&role->node_selector);
-    snprintf(numbers, sizeof numbers, "ctx=%lld tp=%lld pp=%lld ep=%lld dp=%lld block=%lld port=%lld drain=%llu",
+    snprintf(numbers, sizeof numbers,
+             "ctx=%lld tp=%lld pp=%lld ep=%lld dp=%lld block=%lld port=%lld drain=%llu",
              (long long)d->model_max_context_tokens, (long long)p->tensor, (long long)p->pipeline,
-             (long long)p->expert, (long long)p->data, (long long)d->kv_block_tokens, (long long)d->engine_port,
-             (unsigned long long)pod_drain_seconds(d));
+             (long long)p->expert, (long long)p->data, (long long)d->kv_block_tokens,
+             (long long)d->engine_port, (unsigned long long)pod_drain_seconds(d));
     struct hash_part parts[] = {
-        {"model", d->model_name},       {"source", d->model_source},     {"sha256", d->model_sha256},
-        {"numbers", numbers},           {"dtype", d->kv_dtype},          {"kv", d->kv_size},
-        {"requests", requests},         {"limits", limits},              {"nodeSelector", nodes},
-        {"tolerations", role->tolerations}, {"affinity", role->affinity}, {"image", d->engine_image},
+        {"model", d->model_name},         {"source", d->model_source},
+        {"sha256", d->model_sha256},      {"numbers", numbers},
+        {"dtype", d->kv_dtype},           {"kv", d->kv_size},
+        {"requests", requests},           {"limits", limits},
+        {"nodeSelector", nodes},          {"tolerations", role->tolerations},
+        {"affinity", role->affinity},     {"image", d->engine_image},
         {"template", d->engine_template},
     };
     hash_revision(parts, sizeof parts / sizeof *parts, out);
@@ -80,9 +79,11 @@ const char *pod_invalid(const struct kube_infd *d)
     int64_t milli;
     if (!d->model_name || !d->model_source)
         return "spec.model needs a name and a source";
-    if (!infd_has_role(d, REC_UNIFIED) && !(infd_has_role(d, REC_PREFILL) && infd_has_role(d, REC_DECODE)))
+    if (!infd_has_role(d, REC_UNIFIED) &&
+        !(infd_has_role(d, REC_PREFILL) && infd_has_role(d, REC_DECODE)))
         return "spec needs unified, or prefill and decode";
-    if (infd_has_role(d, REC_UNIFIED) && (infd_has_role(d, REC_PREFILL) || infd_has_role(d, REC_DECODE)))
+    if (infd_has_role(d, REC_UNIFIED) &&
+        (infd_has_role(d, REC_PREFILL) || infd_has_role(d, REC_DECODE)))
         return "spec.unified excludes prefill and decode";
     if (d->engine_template && !infd_has_role(d, REC_UNIFIED))
         return "spec.engine.template needs the role unified";
@@ -108,27 +109,33 @@ static void env_n(json_t *list, const char *name, int64_t value)
 
 static void env_field(json_t *list, const char *name, const char *path)
 {
-    json_array_append_new(list, json_pack("{s:s, s:{s:{s:s}}}", "name", name, "valueFrom", "fieldRef", "fieldPath", path));
+    json_array_append_new(list, json_pack("{s:s, s:{s:{s:s}}}", "name", name, "valueFrom",
+                                          "fieldRef", "fieldPath", path));
 }
 
 static void env_resource(json_t *list, const char *name, const char *resource, const char *divisor)
 {
-    json_array_append_new(list, json_pack("{s:s, s:{s:{s:s, s:s}}}", "name", name, "valueFrom", "resourceFieldRef",
-                                          "resource", resource, "divisor", divisor));
+    json_array_append_new(list,
+                          json_pack("{s:s, s:{s:{s:s, s:s}}}", "name", name, "valueFrom",
+                                    "resourceFieldRef", "resource", resource, "divisor", divisor));
 }
 
-/* A file below the models folder is named through $(BATON_MODELS_DIR), so that process mode can put the real folder there. */
+/* A file below the models folder is named through $(BATON_MODELS_DIR), so that process mode can put
+ * the real folder there. */
 static void env_source(const struct ctl *c, json_t *list, const char *source)
 {
     size_t n = strlen(c->opts.models_dir);
-    bool inside = strncmp(source, "file://", 7) == 0 && strncmp(source + 7, c->opts.models_dir, n) == 0 &&
-                  source[7 + n] == '/';
-    CLEANUP(free_charp) char *text = inside ? xasprintf("file://$(BATON_MODELS_DIR)%s", source + 7 + n) : xstrdup(source);
+    bool inside = strncmp(source, "file://", 7) == 0 &&
+                  strncmp(source + 7, c->opts.models_dir, n) == 0 && source[7 + n] == '/';
+    CLEANUP(free_charp)
+    char *text =
+        inside ? xasprintf("file://$(BATON_MODELS_DIR)%s", source + 7 + n) : xstrdup(source);
     env(list, "BATON_MODELS_DIR", c->opts.models_dir);
     env(list, "BATON_MODEL_SOURCE", text);
 }
 
-static json_t *environment(const struct ctl *c, const struct kube_infd *d, const struct infd_role *role)
+static json_t *environment(const struct ctl *c, const struct kube_infd *d,
+                           const struct infd_role *role)
 {
     json_t *l = json_array();
     int64_t kv_milli = 0;
@@ -170,8 +177,8 @@ static json_t *map_json(const struct view_map *m)
 
 static json_t *probe(const char *path, int period, int failures)
 {
-    return json_pack("{s:{s:s, s:s}, s:i, s:i, s:i}", "httpGet", "path", path, "port", "http", "periodSeconds", period,
-                     "failureThreshold", failures, "timeoutSeconds", 5);
+    return json_pack("{s:{s:s, s:s}, s:i, s:i, s:i}", "httpGet", "path", path, "port", "http",
+                     "periodSeconds", period, "failureThreshold", failures, "timeoutSeconds", 5);
 }
 
 static json_t *mount(const char *name, const char *path, bool read_only)
@@ -182,17 +189,21 @@ static json_t *mount(const char *name, const char *path, bool read_only)
     return m;
 }
 
-static json_t *container(const struct ctl *c, const struct kube_infd *d, const struct infd_role *role)
+static json_t *container(const struct ctl *c, const struct kube_infd *d,
+                         const struct infd_role *role)
 {
     json_t *o = json_pack(
-        "{s:s, s:s, s:[s,s], s:o, s:[{s:s,s:i},{s:s,s:i}], s:{s:o,s:o}, s:[o,o,o,o], s:o, s:o, s:o, s:{s:b,s:b,s:{s:[s]}}}",
-        "name", "worker", "image", d->engine_image ? d->engine_image : c->opts.worker_image, "command", "baton-agent",
-        "launch", "env", environment(c, d, role), "ports", "name", "http", "containerPort", 8000, "name", "xfer",
-        "containerPort", 8001, "resources", "requests", map_json(&role->requests), "limits", map_json(&role->limits),
-        "volumeMounts", mount("agent", c->opts.agent_dir, false), mount("models", c->opts.models_dir, true),
-        mount("peer", PEER_DIR, true), mount("shm", "/dev/shm", false), "startupProbe", probe("/healthz", 1, 900),
-        "readinessProbe", probe("/readyz", 1, 2), "livenessProbe", probe("/healthz", 10, 6), "securityContext",
-        "allowPrivilegeEscalation", 0, "readOnlyRootFilesystem", 1, "capabilities", "drop", "ALL");
+        "{s:s, s:s, s:[s,s], s:o, s:[{s:s,s:i},{s:s,s:i}], s:{s:o,s:o}, s:[o,o,o,o], s:o, s:o, "
+        "s:o, s:{s:b,s:b,s:{s:[s]}}}",
+        "name", "worker", "image", d->engine_image ? d->engine_image : c->opts.worker_image,
+        "command", "baton-agent", "launch", "env", environment(c, d, role), "ports", "name", "http",
+        "containerPort", 8000, "name", "xfer", "containerPort", 8001, "resources", "requests",
+        map_json(&role->requests), "limits", map_json(&role->limits), "volumeMounts",
+        mount("agent", c->opts.agent_dir, false), mount("models", c->opts.models_dir, true),
+        mount("peer", PEER_DIR, true), mount("shm", "/dev/shm", false), "startupProbe",
+        probe("/healthz", 1, 900), "readinessProbe", probe("/readyz", 1, 2), "livenessProbe",
+        probe("/healthz", 10, 6), "securityContext", "allowPrivilegeEscalation", 0,
+        "readOnlyRootFilesystem", 1, "capabilities", "drop", "ALL");
     ASSERT(o);
     return o;
 }
@@ -200,26 +211,31 @@ static json_t *container(const struct ctl *c, const struct kube_infd *d, const s
 static json_t *volumes(const struct ctl *c, const struct kube_infd *d)
 {
     CLEANUP(free_charp) char *secret = xasprintf("%s-peer", d->meta.name);
-    json_t *v = json_pack("[{s:s,s:{s:s,s:s}}, {s:s,s:{s:s,s:s}}, {s:s,s:{s:s,s:i}}, {s:s,s:{s:s}}]", "name", "agent",
-                          "hostPath", "path", c->opts.agent_dir, "type", "DirectoryOrCreate", "name", "models", "hostPath",
-                          "path", c->opts.models_dir, "type", "DirectoryOrCreate", "name", "peer", "secret", "secretName",
-                          secret, "defaultMode", 0440, "name", "shm", "emptyDir", "medium", "Memory");
+    json_t *v =
+        json_pack("[{s:s,s:{s:s,s:s}}, {s:s,s:{s:s,s:s}}, {s:s,s:{s:s,s:i}}, {s:s,s:{s:s}}]",
+                  "name", "agent", "hostPath", "path", c->opts.agent_dir, "type",
+                  "DirectoryOrCreate", "name", "models", "hostPath", "path", c->opts.models_dir,
+                  "type", "DirectoryOrCreate", "name", "peer", "secret", "secretName", secret,
+                  "defaultMode", 0440, "name", "shm", "emptyDir", "medium", "Memory");
     ASSERT(v);
     return v;
 }
 
-static json_t *own_spec(const struct ctl *c, const struct kube_infd *d, const struct infd_role *role)
+static json_t *own_spec(const struct ctl *c, const struct kube_infd *d,
+                        const struct infd_role *role)
 {
-    json_t *s = json_pack("{s:[o], s:o, s:b, s:b, s:s, s:[{s:s}], s:{s:b,s:i,s:i,s:i,s:{s:s}}}", "containers",
-                          container(c, d, role), "volumes", volumes(c, d), "automountServiceAccountToken", 0,
-                          "enableServiceLinks", 0, "restartPolicy", "Always", "readinessGates", "conditionType", GATE_ROLE,
-                          "securityContext", "runAsNonRoot", 1, "runAsUser", 65532, "runAsGroup", 65532, "fsGroup", 65532,
-                          "seccompProfile", "type", "RuntimeDefault");
+    json_t *s = json_pack("{s:[o], s:o, s:b, s:b, s:s, s:[{s:s}], s:{s:b,s:i,s:i,s:i,s:{s:s}}}",
+                          "containers", container(c, d, role), "volumes", volumes(c, d),
+                          "automountServiceAccountToken", 0, "enableServiceLinks", 0,
+                          "restartPolicy", "Always", "readinessGates", "conditionType", GATE_ROLE,
+                          "securityContext", "runAsNonRoot", 1, "runAsUser", 65532, "runAsGroup",
+                          65532, "fsGroup", 65532, "seccompProfile", "type", "RuntimeDefault");
     ASSERT(s);
     return s;
 }
 
-/* A server of the user's: their pod template, with our scheduling and grace where the template is silent. */
+/* A server of the user's: their pod template, with our scheduling and grace where the template is
+ * silent. */
 static json_t *foreign_spec(const struct kube_infd *d, struct err *e)
 {
     CLEANUP(json_decrefp) json_t *t = json_parse(str_c(d->engine_template), 1u << 20, 0, e);
@@ -236,10 +252,12 @@ static void place(json_t *spec, const struct kube_infd *d, const struct infd_rol
     if (role->node_selector.n && !json_object_get(spec, "nodeSelector"))
         json_object_set_new(spec, "nodeSelector", map_json(&role->node_selector));
     if (role->tolerations && !json_object_get(spec, "tolerations"))
-        json_object_set_new(spec, "tolerations", json_parse(str_c(role->tolerations), 1u << 20, 0, NULL));
+        json_object_set_new(spec, "tolerations",
+                            json_parse(str_c(role->tolerations), 1u << 20, 0, NULL));
     if (role->affinity && !json_object_get(spec, "affinity"))
         json_object_set_new(spec, "affinity", json_parse(str_c(role->affinity), 1u << 20, 0, NULL));
-    json_object_set_new(spec, "terminationGracePeriodSeconds", json_integer((json_int_t)pod_drain_seconds(d) + 30));
+    json_object_set_new(spec, "terminationGracePeriodSeconds",
+                        json_integer((json_int_t)pod_drain_seconds(d) + 30));
 }
 
 static json_t *metadata(const struct kube_infd *d, const struct rec_action *a)
@@ -253,23 +271,27 @@ static json_t *metadata(const struct kube_infd *d, const struct rec_action *a)
     if (a->crash)
         json_object_set_new(ann, ANN_LAST_CRASH, json_string(a->crash));
     if (a->backoff_until_ns)
-        json_object_set_new(ann, ANN_BACKOFF_UNTIL, json_string(clock_rfc3339(a->backoff_until_ns, 0, time)));
-    json_t *m = json_pack("{s:s, s:s, s:{s:s,s:s,s:s,s:s,s:s,s:s,s:s}, s:o, s:[o]}", "name", a->name, "namespace",
-                          d->meta.namespace, "labels", "app.kubernetes.io/name", "baton-worker",
-                          "app.kubernetes.io/managed-by", "baton-controller", LABEL_INFD, d->meta.name, LABEL_ROLE,
-                          rec_role_name(a->role), LABEL_RANK, "0", LABEL_GROUP, a->name, LABEL_REVISION, a->revision,
-                          "annotations", ann, "ownerReferences",
-                          object_owner(kube_infds.api, kube_infds.kind, d->meta.name, d->meta.uid));
+        json_object_set_new(ann, ANN_BACKOFF_UNTIL,
+                            json_string(clock_rfc3339(a->backoff_until_ns, 0, time)));
+    json_t *m =
+        json_pack("{s:s, s:s, s:{s:s,s:s,s:s,s:s,s:s,s:s,s:s}, s:o, s:[o]}", "name", a->name,
+                  "namespace", d->meta.namespace, "labels", "app.kubernetes.io/name",
+                  "baton-worker", "app.kubernetes.io/managed-by", "baton-controller", LABEL_INFD,
+                  d->meta.name, LABEL_ROLE, rec_role_name(a->role), LABEL_RANK, "0", LABEL_GROUP,
+                  a->name, LABEL_REVISION, a->revision, "annotations", ann, "ownerReferences",
+                  object_owner(kube_infds.api, kube_infds.kind, d->meta.name, d->meta.uid));
     ASSERT(m);
     return m;
 }
 
-json_t *pod_body(const struct ctl *c, const struct kube_infd *d, const struct rec_action *a, struct err *e)
+json_t *pod_body(const struct ctl *c, const struct kube_infd *d, const struct rec_action *a,
+                 struct err *e)
 {
     const struct infd_role *role = infd_role_of(d, a->role);
     json_t *spec = d->engine_template ? foreign_spec(d, e) : own_spec(c, d, role);
     if (!spec)
         return NULL;
     place(spec, d, role);
-    return json_pack("{s:s, s:s, s:o, s:o}", "apiVersion", "v1", "kind", "Pod", "metadata", metadata(d, a), "spec", spec);
+    return json_pack("{s:s, s:s, s:o, s:o}", "apiVersion", "v1", "kind", "Pod", "metadata",
+                     metadata(d, a), "spec", spec);
 }

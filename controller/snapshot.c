@@ -1,5 +1,5 @@
-/* From the caches (kube's views) to lib/decide's own structs. Everything is copied into the arena: the requests that follow
- * outlive what the caches hold now. */
+/* From the caches (kube's views) to lib/decide's own structs. Everything is copied into the arena:
+ * the requests that follow outlive what the caches hold now. */
 #include "controller/controller.h"
 #include "lib/base/clock.h"
 
@@ -78,25 +78,30 @@ static uint64_t annotation_time(const struct kube_meta *m, const char *key)
     return text && !clock_parse_rfc3339(text, &ns) ? ns : 0;
 }
 
-static const char *crash_record(struct build *b, const struct kube_pod *p, const struct kube_container_status *c,
+static const char *crash_record(struct build *b, const struct kube_pod *p,
+                                const struct kube_container_status *c,
                                 const struct kube_terminated *t)
 {
     struct buf out;
     buf_init(&out, 16384);
     CLEANUP(json_decrefp)
-    json_t *o = json_pack("{s:s*, s:I, s:s*, s:s*, s:s}", "container", c->name, "exitCode", (json_int_t)t->exit_code,
-                          "reason", t->reason, "message", t->message, "pod", p->meta.name);
+    json_t *o = json_pack("{s:s*, s:I, s:s*, s:s*, s:s}", "container", c->name, "exitCode",
+                          (json_int_t)t->exit_code, "reason", t->reason, "message", t->message,
+                          "pod", p->meta.name);
     const char *text = o && !json_write(o, true, &out) ? keep(b, out.data) : NULL;
     buf_fini(&out);
     return text;
 }
 
-/* What is wrong with its containers, in words; the record of the last end in *crash, its time in *at. */
-static const char *trouble(struct build *b, const struct kube_pod *p, const char **crash, uint64_t *at)
+/* What is wrong with its containers, in words; the record of the last end in *crash, its time in
+ * *at. */
+static const char *trouble(struct build *b, const struct kube_pod *p, const char **crash,
+                           uint64_t *at)
 {
     const char *text = p->reason ? keep(b, p->message ? p->message : p->reason) : NULL;
     for (size_t i = 0; i < p->containers.n; i++) {
-        const struct kube_container_status *c = VIEW_AT(struct kube_container_status, p->containers, i);
+        const struct kube_container_status *c =
+            VIEW_AT(struct kube_container_status, p->containers, i);
         const struct kube_terminated *t = c->now.has ? &c->now : &c->last;
         if (t->has) {
             *at = t->finished_ns > *at ? t->finished_ns : *at;
@@ -106,7 +111,8 @@ static const char *trouble(struct build *b, const struct kube_pod *p, const char
                    (c->waiting_reason && strcmp(c->waiting_reason, "ContainerCreating") != 0 &&
                     strcmp(c->waiting_reason, "PodInitializing") != 0);
         if (bad && t->has)
-            text = arena_printf(b->a, "%s: %s, exit code %lld", c->waiting_reason ? c->waiting_reason : "ended",
+            text = arena_printf(b->a, "%s: %s, exit code %lld",
+                                c->waiting_reason ? c->waiting_reason : "ended",
                                 t->reason ? t->reason : "no reason given", (long long)t->exit_code);
         else if (bad)
             text = keep(b, c->waiting_reason);
@@ -120,7 +126,8 @@ static void fill_pod(struct build *b, const struct kube_pod *p, struct rec_pod *
     const char *actual = kube_annotation(&p->meta, ANN_ACTUAL_ROLE);
     const char *crash = NULL;
     uint64_t ended = 0;
-    bool failed = p->phase && (strcmp(p->phase, "Failed") == 0 || strcmp(p->phase, "Succeeded") == 0);
+    bool failed =
+        p->phase && (strcmp(p->phase, "Failed") == 0 || strcmp(p->phase, "Succeeded") == 0);
     const char *text = trouble(b, p, &crash, &ended);
     int32_t epoch = annotation_number(&p->meta, ANN_EPOCH);
     *out = (struct rec_pod){
@@ -132,8 +139,8 @@ static void fill_pod(struct build *b, const struct kube_pod *p, struct rec_pod *
         .ready = kube_condition_true(&p->conditions, "Ready"),
         .deleting = p->meta.deleted_ns || expected_deleted(b->ctl, p->meta.uid),
         .failed = failed,
-        .unschedulable = !p->node && scheduled && strcmp(scheduled->status, "False") == 0 && scheduled->reason &&
-                         strcmp(scheduled->reason, "Unschedulable") == 0,
+        .unschedulable = !p->node && scheduled && strcmp(scheduled->status, "False") == 0 &&
+                         scheduled->reason && strcmp(scheduled->reason, "Unschedulable") == 0,
         .trouble = text,
         .standby_ready = actual && strcmp(actual, "standby") == 0,
         .created_ns = p->meta.created_ns,
@@ -174,29 +181,34 @@ static bool each_infd(const void *object, void *ctx)
 {
     struct build *b = ctx;
     const struct kube_infd *o = object;
-    if (!o->meta.namespace || strcmp(o->meta.namespace, b->d->meta.namespace) != 0 || o->meta.deleted_ns)
+    if (!o->meta.namespace || strcmp(o->meta.namespace, b->d->meta.namespace) != 0 ||
+        o->meta.deleted_ns)
         return true;
     if (!grow(b, (void **)&b->rivals, b->n_rivals, &b->rivals_cap, sizeof *b->rivals))
         return false;
-    b->rivals[b->n_rivals++] = (struct rec_rival){keep(b, o->meta.name), keep(b, o->meta.uid), keep(b, o->model_name),
-                                                  o->meta.created_ns};
+    b->rivals[b->n_rivals++] = (struct rec_rival){keep(b, o->meta.name), keep(b, o->meta.uid),
+                                                  keep(b, o->model_name), o->meta.created_ns};
     return true;
 }
 
-static struct rec_condition condition(struct build *b, const struct view_list *list, const char *type)
+static struct rec_condition condition(struct build *b, const struct view_list *list,
+                                      const char *type)
 {
     const struct kube_condition *c = kube_condition_find(list, type);
     if (!c)
         return (struct rec_condition){0};
-    return (struct rec_condition){keep(b, c->type), keep(b, c->status), keep(b, c->reason), keep(b, c->message), c->since_ns,
-                                  c->observed_generation};
+    return (struct rec_condition){keep(b, c->type),    keep(b, c->status), keep(b, c->reason),
+                                  keep(b, c->message), c->since_ns,        c->observed_generation};
 }
 
 static void fill_pool(struct build *b, const char *name, struct rec_pool *out)
 {
     const struct kube_wp *w = kube_cache_get(b->ctl->wps, b->d->meta.namespace, name);
     const struct kube_pdb *pdb = kube_cache_get(b->ctl->pdbs, b->d->meta.namespace, name);
-    *out = (struct rec_pool){.replicas = -1, .last_replicas = -1, .bounds_min = -1, .bounds_max = -1,
+    *out = (struct rec_pool){.replicas = -1,
+                             .last_replicas = -1,
+                             .bounds_min = -1,
+                             .bounds_max = -1,
                              .pdb_min_available = pdb ? small(pdb->min_available) : -1};
     if (!w)
         return;
@@ -226,7 +238,10 @@ static void fill_role(struct build *b, enum rec_role role, struct rec_role_spec 
     const struct infd_role *r = infd_role_of(b->d, role);
     char revision[17];
     pod_revision(b->d, r, revision);
-    *out = (struct rec_role_spec){.wanted = infd_has_role(b->d, role), .replicas = -1, .bounds_min = -1, .bounds_max = -1,
+    *out = (struct rec_role_spec){.wanted = infd_has_role(b->d, role),
+                                  .replicas = -1,
+                                  .bounds_min = -1,
+                                  .bounds_max = -1,
                                   .revision = keep(b, revision)};
     if (role == REC_STANDBY)
         return;
@@ -242,12 +257,14 @@ static void fill_role(struct build *b, enum rec_role role, struct rec_role_spec 
 
 static struct rec_counts counts_of(const struct infd_role_status *s)
 {
-    return (struct rec_counts){small(s->desired), small(s->current), small(s->ready), small(s->updated)};
+    return (struct rec_counts){small(s->desired), small(s->current), small(s->ready),
+                               small(s->updated)};
 }
 
 static void fill_status(struct build *b, struct rec_snapshot *s)
 {
-    static const char *const types[REC_CONDITIONS] = {"Accepted", "Ready", "Progressing", "CapacityLimited"};
+    static const char *const types[REC_CONDITIONS] = {"Accepted", "Ready", "Progressing",
+                                                      "CapacityLimited"};
     const struct kube_infd *d = b->d;
     for (int i = 0; i < REC_CONDITIONS; i++)
         s->conditions[i] = condition(b, &d->conditions, types[i]);
@@ -263,7 +280,9 @@ static enum rec_secret secret_state(struct build *b)
 {
     CLEANUP(free_charp) char *name = xasprintf("%s-peer", b->d->meta.name);
     const struct kube_secret *k = kube_cache_get(b->ctl->secrets, b->d->meta.namespace, name);
-    return !k ? REC_SECRET_ABSENT : owned(&k->meta, b->d->meta.uid) ? REC_SECRET_OURS : REC_SECRET_FOREIGN;
+    return !k                                ? REC_SECRET_ABSENT
+           : owned(&k->meta, b->d->meta.uid) ? REC_SECRET_OURS
+                                             : REC_SECRET_FOREIGN;
 }
 
 /* Pods that this process made and the cache does not show yet. */
@@ -274,7 +293,8 @@ static void add_expected(struct build *b)
             add_pod(b, x->created);
 }
 
-int snapshot_build(struct ctl *c, const struct kube_infd *d, struct arena *a, struct rec_snapshot *out)
+int snapshot_build(struct ctl *c, const struct kube_infd *d, struct arena *a,
+                   struct rec_snapshot *out)
 {
     struct build b = {.ctl = c, .d = d, .a = a};
     *out = (struct rec_snapshot){

@@ -13,7 +13,8 @@ void hash_revision(const struct hash_part *parts, size_t n, char out[HASH_REVISI
     for (size_t i = 0; i < n; i++) {
         char head[64];
         const char *v = parts[i].value;
-        int len = snprintf(head, sizeof head, "%s=%c%zu:", parts[i].name, v ? 's' : 'n', v ? strlen(v) : 0);
+        int len = snprintf(head, sizeof head, "%s=%c%zu:", parts[i].name, v ? 's' : 'n',
+                           v ? strlen(v) : 0);
         ASSERT(len > 0 && (size_t)len < sizeof head);
         EVP_DigestUpdate(ctx, head, (size_t)len);
         if (v)

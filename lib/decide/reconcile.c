@@ -23,17 +23,20 @@ enum rec_role rec_role_parse(const char *name)
 const char *rec_kind_name(enum rec_kind k)
 {
     static const char *const names[] = {
-        [REC_CREATE_SECRET] = "create-secret", [REC_CREATE_POOL] = "create-pool", [REC_APPLY_POOL] = "apply-pool",
-        [REC_SCALE_POOL] = "scale-pool",       [REC_RECORD_POOL] = "record-pool", [REC_DELETE_POOL] = "delete-pool",
-        [REC_APPLY_PDB] = "apply-pdb",         [REC_CREATE_POD] = "create-pod",   [REC_DELETE_POD] = "delete-pod",
-        [REC_LABEL_POD] = "label-pod",         [REC_POOL_STATUS] = "pool-status", [REC_STATUS] = "status"};
+        [REC_CREATE_SECRET] = "create-secret", [REC_CREATE_POOL] = "create-pool",
+        [REC_APPLY_POOL] = "apply-pool",       [REC_SCALE_POOL] = "scale-pool",
+        [REC_RECORD_POOL] = "record-pool",     [REC_DELETE_POOL] = "delete-pool",
+        [REC_APPLY_PDB] = "apply-pdb",         [REC_CREATE_POD] = "create-pod",
+        [REC_DELETE_POD] = "delete-pod",       [REC_LABEL_POD] = "label-pod",
+        [REC_POOL_STATUS] = "pool-status",     [REC_STATUS] = "status"};
     return names[k];
 }
 
 const char *rec_selector(struct arena *a, const char *infd, enum rec_role role)
 {
-    return arena_printf(a, "serving.baton.dev/infd=%s,serving.baton.dev/role=%s,serving.baton.dev/rank=0", infd,
-                        rec_role_name(role));
+    return arena_printf(
+        a, "serving.baton.dev/infd=%s,serving.baton.dev/role=%s,serving.baton.dev/rank=0", infd,
+        rec_role_name(role));
 }
 
 struct rec_action *rec_add(struct rec *r, enum rec_kind kind, enum rec_role role, const char *why)
@@ -54,7 +57,8 @@ struct rec_action *rec_add(struct rec *r, enum rec_kind kind, enum rec_role role
         p->cap = cap;
     }
     struct rec_action *a = &p->actions[p->n++];
-    *a = (struct rec_action){.kind = kind, .role = role, .from_role = REC_NO_ROLE, .recorded = -1, .why = why};
+    *a = (struct rec_action){
+        .kind = kind, .role = role, .from_role = REC_NO_ROLE, .recorded = -1, .why = why};
     return a;
 }
 
@@ -93,9 +97,11 @@ static const struct rec_rival *elder(const struct rec_snapshot *s)
 {
     for (size_t i = 0; i < s->n_rivals; i++) {
         const struct rec_rival *o = &s->rivals[i];
-        if (strcmp(o->uid, s->uid) == 0 || !o->model_name || strcmp(o->model_name, s->model_name) != 0)
+        if (strcmp(o->uid, s->uid) == 0 || !o->model_name ||
+            strcmp(o->model_name, s->model_name) != 0)
             continue;
-        if (o->created_ns < s->created_ns || (o->created_ns == s->created_ns && strcmp(o->uid, s->uid) < 0))
+        if (o->created_ns < s->created_ns ||
+            (o->created_ns == s->created_ns && strcmp(o->uid, s->uid) < 0))
             return o;
     }
     return NULL;
@@ -115,14 +121,17 @@ static void judge(struct rec *r)
         reject(r, "Invalid", s->invalid);
     else if (o)
         reject(r, "ModelNameTaken",
-               rec_text(r, "model name %s is served by the older InferenceDeployment %s", s->model_name, o->name));
+               rec_text(r, "model name %s is served by the older InferenceDeployment %s",
+                        s->model_name, o->name));
     else if (s->secret == REC_SECRET_FOREIGN)
-        reject(r, "NameTaken", rec_text(r, "the Secret %s-peer exists and is not this InferenceDeployment's", s->name));
+        reject(r, "NameTaken",
+               rec_text(r, "the Secret %s-peer exists and is not this InferenceDeployment's",
+                        s->name));
     for (int i = 0; i < REC_STANDBY && !r->reject_reason; i++)
         if (s->roles[i].wanted && s->roles[i].pool.exists && !s->roles[i].pool.ours)
             reject(r, "NameTaken",
-                   rec_text(r, "the WorkerPool %s-%s exists and is not this InferenceDeployment's", s->name,
-                            rec_role_name((enum rec_role)i)));
+                   rec_text(r, "the WorkerPool %s-%s exists and is not this InferenceDeployment's",
+                            s->name, rec_role_name((enum rec_role)i)));
     if (r->reject_reason)
         rec_requeue(r, r->now + 10ull * 1000000000);
 }
@@ -137,7 +146,8 @@ static int32_t first_number(const struct rec_role_spec *role)
     return role->replicas >= 0 ? role->replicas : role->bounds_min >= 0 ? role->bounds_min : 1;
 }
 
-/* DESIGN §3, writers: on a change of the infd's number scale first, then record; a pool already there: only record. */
+/* DESIGN §3, writers: on a change of the infd's number scale first, then record; a pool already
+ * there: only record. */
 static int32_t number_of(struct rec *r, enum rec_role i)
 {
     const struct rec_role_spec *role = &r->s->roles[i];
@@ -150,14 +160,16 @@ static int32_t number_of(struct rec *r, enum rec_role i)
     else if (want < 0)
         want = first_number(role);
     if (want != pool->replicas) {
-        struct rec_action *a = rec_add(r, REC_SCALE_POOL, i,
-                                       rec_text(r, "%s: %d to %d, as the InferenceDeployment says", name,
-                                                pool->replicas < 0 ? 0 : pool->replicas, want));
+        struct rec_action *a =
+            rec_add(r, REC_SCALE_POOL, i,
+                    rec_text(r, "%s: %d to %d, as the InferenceDeployment says", name,
+                             pool->replicas < 0 ? 0 : pool->replicas, want));
         a->number = want;
         a->resource_version = pool->resource_version;
     }
     if (changed || (role->replicas < 0 && pool->last_replicas >= 0))
-        rec_add(r, REC_RECORD_POOL, i, rec_text(r, "%s: record the number acted upon", name))->recorded = role->replicas;
+        rec_add(r, REC_RECORD_POOL, i, rec_text(r, "%s: record the number acted upon", name))
+            ->recorded = role->replicas;
     return want;
 }
 
@@ -166,7 +178,9 @@ static void keep_pdb(struct rec *r, enum rec_role i, int32_t want)
     int32_t spare = r->s->max_unavailable > 1 ? r->s->max_unavailable : 1;
     int32_t min = want > spare ? want - spare : 0;
     if (r->s->roles[i].pool.pdb_min_available != min)
-        rec_add(r, REC_APPLY_PDB, i, rec_text(r, "%s: keep %d in voluntary disruptions", rec_role_name(i), min))->number = min;
+        rec_add(r, REC_APPLY_PDB, i,
+                rec_text(r, "%s: keep %d in voluntary disruptions", rec_role_name(i), min))
+            ->number = min;
 }
 
 static void wanted_pool(struct rec *r, enum rec_role i)
@@ -179,7 +193,8 @@ static void wanted_pool(struct rec *r, enum rec_role i)
         return;
     }
     if (!pool->exists) {
-        struct rec_action *a = rec_add(r, REC_CREATE_POOL, i, rec_text(r, "%s: make its WorkerPool", rec_role_name(i)));
+        struct rec_action *a = rec_add(r, REC_CREATE_POOL, i,
+                                       rec_text(r, "%s: make its WorkerPool", rec_role_name(i)));
         a->number = first_number(role);
         a->recorded = role->replicas;
         r->want[i] = bounded(a->number);
@@ -198,8 +213,9 @@ void rec_pools(struct rec *r)
         if (role->wanted) {
             wanted_pool(r, (enum rec_role)i);
         } else if (role->pool.exists && role->pool.ours && !role->pool.deleting) {
-            struct rec_action *a = rec_add(r, REC_DELETE_POOL, (enum rec_role)i,
-                                           rec_text(r, "the role %s is no longer wanted", rec_role_name((enum rec_role)i)));
+            struct rec_action *a = rec_add(
+                r, REC_DELETE_POOL, (enum rec_role)i,
+                rec_text(r, "the role %s is no longer wanted", rec_role_name((enum rec_role)i)));
             a->uid = role->pool.uid;
         }
     }

@@ -1,41 +1,51 @@
-/* reconcile.h: reconcile(snapshot, now) -> actions, for one InferenceDeployment. A pure function: no I/O, no clock, no
- * memory between calls. The shell (controller/) fills the snapshot from its caches, carries the actions out in order, stops at
- * the first that fails, and calls again: whatever prefix of the actions was carried out, the next call goes on from there.
+/* reconcile.h: reconcile(snapshot, now) -> actions, for one InferenceDeployment. A pure function:
+ * no I/O, no clock, no memory between calls. The shell (controller/) fills the snapshot from its
+ * caches, carries the actions out in order, stops at the first that fails, and calls again:
+ * whatever prefix of the actions was carried out, the next call goes on from there.
  *
- * Rules (DESIGN §3): a WorkerPool's replicas is set at its creation and afterwards only through `scale`, when the infd's own
- * number differs from what was recorded last; pods are counted in a role by label, owned by the infd, named without their role;
- * the revision covers neither role nor replicas, so a shrinking role gives its pods to a growing one of the same revision; a
- * failed pod is replaced with a back-off that its replacement inherits; a new revision rolls within maxUnavailable and maxSurge;
- * of two infds with one model name the older serves. Times are ns since the epoch. Strings are borrowed from the snapshot or
- * live in the arena. */
+ * Rules (DESIGN §3): a WorkerPool's replicas is set at its creation and afterwards only through
+ * `scale`, when the infd's own number differs from what was recorded last; pods are counted in a
+ * role by label, owned by the infd, named without their role; the revision covers neither role nor
+ * replicas, so a shrinking role gives its pods to a growing one of the same revision; a failed pod
+ * is replaced with a back-off that its replacement inherits; a new revision rolls within
+ * maxUnavailable and maxSurge; of two infds with one model name the older serves. Times are ns
+ * since the epoch. Strings are borrowed from the snapshot or live in the arena. */
 #pragma once
 #include "lib/base/arena.h"
 
-enum rec_role { REC_PREFILL, REC_DECODE, REC_UNIFIED, REC_STANDBY, REC_ROLES, REC_NO_ROLE = REC_ROLES };
+enum rec_role {
+    REC_PREFILL,
+    REC_DECODE,
+    REC_UNIFIED,
+    REC_STANDBY,
+    REC_ROLES,
+    REC_NO_ROLE = REC_ROLES
+};
 const char *rec_role_name(enum rec_role r); /* "prefill"…; "" for none */
 enum rec_role rec_role_parse(const char *name);
 
 #define REC_BACKOFF_MIN_NS (30ull * 1000000000)
 #define REC_BACKOFF_MAX_NS (600ull * 1000000000)
-#define REC_HEALTHY_NS (600ull * 1000000000) /* so long alive: the next failure counts as the first */
+#define REC_HEALTHY_NS                                                                             \
+    (600ull * 1000000000) /* so long alive: the next failure counts as the first */
 
 struct rec_pod {
     const char *name, *uid, *resource_version;
-    enum rec_role role;           /* desired, its label */
+    enum rec_role role; /* desired, its label */
     const char *revision;
     bool ready, deleting;
-    bool failed;                  /* will never run again: phase Failed or Succeeded */
+    bool failed; /* will never run again: phase Failed or Succeeded */
     bool unschedulable;
-    const char *trouble;          /* "CrashLoopBackOff: OOMKilled, exit code 137"; NULL when none */
-    bool standby_ready;           /* a standby worker that has its model loaded */
+    const char *trouble; /* "CrashLoopBackOff: OOMKilled, exit code 137"; NULL when none */
+    bool standby_ready;  /* a standby worker that has its model loaded */
     uint64_t created_ns, failed_ns, backoff_until_ns;
-    uint32_t epoch, load;         /* restarts of the group; requests running there (0 when unknown) */
-    const char *crash;            /* JSON record of the failure, for the replacement; NULL when none */
+    uint32_t epoch, load; /* restarts of the group; requests running there (0 when unknown) */
+    const char *crash;    /* JSON record of the failure, for the replacement; NULL when none */
 };
 
 struct rec_condition {
-    const char *type;             /* Accepted, Ready, Progressing, CapacityLimited */
-    const char *status;           /* True, False, Unknown */
+    const char *type;   /* Accepted, Ready, Progressing, CapacityLimited */
+    const char *status; /* True, False, Unknown */
     const char *reason, *message;
     uint64_t since_ns;
     int64_t observed_generation;
@@ -46,15 +56,15 @@ struct rec_pool {
     bool exists, ours, deleting;
     const char *resource_version, *uid;
     int64_t generation;
-    int32_t replicas;             /* -1: the field is absent */
-    int32_t last_replicas;        /* the annotation; -1: absent */
+    int32_t replicas;               /* -1: the field is absent */
+    int32_t last_replicas;          /* the annotation; -1: absent */
     int32_t bounds_min, bounds_max; /* as in its spec; -1: absent */
-    int32_t pdb_min_available;    /* of its PodDisruptionBudget; -1: there is none */
+    int32_t pdb_min_available;      /* of its PodDisruptionBudget; -1: there is none */
     /* status as it is */
     int32_t status_replicas, ready_replicas, updated_replicas;
     int64_t observed_generation;
     const char *selector;
-    struct rec_condition ready;   /* type NULL: absent */
+    struct rec_condition ready; /* type NULL: absent */
 };
 
 struct rec_counts {
@@ -62,10 +72,10 @@ struct rec_counts {
 };
 
 struct rec_role_spec {
-    bool wanted;                  /* the infd has this role */
-    int32_t replicas;             /* -1: absent */
+    bool wanted;                    /* the infd has this role */
+    int32_t replicas;               /* -1: absent */
     int32_t bounds_min, bounds_max; /* -1: absent */
-    const char *revision;         /* what its pods should have */
+    const char *revision;           /* what its pods should have */
     struct rec_pool pool;
 };
 
@@ -82,12 +92,12 @@ struct rec_snapshot {
     int64_t generation;
     uint64_t created_ns;
     bool deleting;
-    const char *invalid;          /* a sentence when the shell can't make pods of this spec; NULL else */
+    const char *invalid; /* a sentence when the shell can't make pods of this spec; NULL else */
     int32_t max_unavailable, max_surge;
     int32_t hot_standby;
     struct rec_role_spec roles[REC_ROLES]; /* REC_STANDBY: only revision is used */
     enum rec_secret secret;
-    const struct rec_pod *pods;   /* ours, of all roles */
+    const struct rec_pod *pods; /* ours, of all roles */
     size_t n_pods;
     const struct rec_rival *rivals;
     size_t n_rivals;
@@ -100,17 +110,17 @@ struct rec_snapshot {
 
 enum rec_kind {
     REC_CREATE_SECRET,
-    REC_CREATE_POOL,   /* role, number, recorded */
-    REC_APPLY_POOL,    /* role: bounds as the infd has them */
-    REC_SCALE_POOL,    /* role, number, resource_version */
-    REC_RECORD_POOL,   /* role, recorded (-1: remove the annotation) */
-    REC_DELETE_POOL,   /* role, uid */
-    REC_APPLY_PDB,     /* role, number = minAvailable */
-    REC_CREATE_POD,    /* role, name, revision, epoch, backoff_until_ns, crash, replaces */
-    REC_DELETE_POD,    /* name, uid */
-    REC_LABEL_POD,     /* name, uid, resource_version, role: a change of role */
-    REC_POOL_STATUS,   /* role, counts, selector */
-    REC_STATUS,        /* conditions, all counts, url, revision */
+    REC_CREATE_POOL, /* role, number, recorded */
+    REC_APPLY_POOL,  /* role: bounds as the infd has them */
+    REC_SCALE_POOL,  /* role, number, resource_version */
+    REC_RECORD_POOL, /* role, recorded (-1: remove the annotation) */
+    REC_DELETE_POOL, /* role, uid */
+    REC_APPLY_PDB,   /* role, number = minAvailable */
+    REC_CREATE_POD,  /* role, name, revision, epoch, backoff_until_ns, crash, replaces */
+    REC_DELETE_POD,  /* name, uid */
+    REC_LABEL_POD,   /* name, uid, resource_version, role: a change of role */
+    REC_POOL_STATUS, /* role, counts, selector */
+    REC_STATUS,      /* conditions, all counts, url, revision */
 };
 const char *rec_kind_name(enum rec_kind k);
 
@@ -121,7 +131,7 @@ struct rec_action {
     const char *name, *uid, *resource_version, *revision, *crash, *replaces;
     uint32_t epoch;
     uint64_t backoff_until_ns;
-    const char *why;              /* a sentence; for the log and the event */
+    const char *why; /* a sentence; for the log and the event */
 };
 
 struct rec_plan {
@@ -132,11 +142,12 @@ struct rec_plan {
     struct rec_counts counts[REC_ROLES];
     struct rec_condition pool_ready[REC_ROLES];
     const char *revision;
-    uint64_t requeue_at_ns;       /* call again then though nothing changes; 0: no need */
+    uint64_t requeue_at_ns; /* call again then though nothing changes; 0: no need */
 };
 
 /* -ENOMEM only when the arena's maximum is reached. */
-int reconcile(const struct rec_snapshot *s, uint64_t now_ns, struct arena *a, struct rec_plan *out) MUST_CHECK;
+int reconcile(const struct rec_snapshot *s, uint64_t now_ns, struct arena *a,
+              struct rec_plan *out) MUST_CHECK;
 
 /* "serving.baton.dev/infd=<infd>,serving.baton.dev/role=<role>,serving.baton.dev/rank=0" */
 const char *rec_selector(struct arena *a, const char *infd, enum rec_role role);

@@ -1,4 +1,5 @@
-/* reconcile_int.h: what the files of reconcile share. One pass's working state; lives for one call of reconcile(). */
+/* reconcile_int.h: what the files of reconcile share. One pass's working state; lives for one call
+ * of reconcile(). */
 #pragma once
 #include "lib/decide/reconcile.h"
 
@@ -22,14 +23,16 @@ struct rec {
     const char *reject_reason, *reject_message; /* not accepted */
 };
 
-/* A zeroed action appended to the plan. Never NULL: past the arena's maximum it is a scratch one and r->oom is set. */
+/* A zeroed action appended to the plan. Never NULL: past the arena's maximum it is a scratch one
+ * and r->oom is set. */
 struct rec_action *rec_add(struct rec *r, enum rec_kind kind, enum rec_role role, const char *why);
 const char *rec_text(struct rec *r, const char *fmt, ...) PRINTF_LIKE(2, 3);
 void rec_requeue(struct rec *r, uint64_t at_ns);
 
-void rec_pools(struct rec *r);  /* fills r->want */
+void rec_pools(struct rec *r); /* fills r->want */
 void rec_pods(struct rec *r);
 void rec_status(struct rec *r);
 
-bool rec_live(const struct rec_pod *p);                       /* counts in its role */
-bool rec_current(const struct rec *r, const struct rec_pod *p, enum rec_role role); /* has the role's revision */
+bool rec_live(const struct rec_pod *p); /* counts in its role */
+bool rec_current(const struct rec *r, const struct rec_pod *p,
+                 enum rec_role role); /* has the role's revision */

@@ -3,7 +3,8 @@
 
 #include <stdlib.h>
 
-#define CREATES_MAX 64 /* a pass and role: a mistake in a number is seen before it is carried out in full */
+#define CREATES_MAX                                                                                \
+    64 /* a pass and role: a mistake in a number is seen before it is carried out in full */
 
 static struct rec_slot *slot_end(struct rec *r)
 {
@@ -52,7 +53,8 @@ static struct rec_action *add_pod(struct rec *r, enum rec_role role, const char 
     return a;
 }
 
-/* Less useful first: old before new, unready before ready, then the least loaded, then the youngest. */
+/* Less useful first: old before new, unready before ready, then the least loaded, then the
+ * youngest. */
 static int usefulness(const struct rec *r, const struct rec_slot *t)
 {
     bool fresh = rec_current(r, t->pod, t->role);
@@ -73,7 +75,8 @@ static bool less_useful(const struct rec *r, const struct rec_slot *a, const str
     return strcmp(a->pod->name, b->pod->name) < 0;
 }
 
-/* The least useful pod of a role; ready pods of an old revision are passed over while the role can't spare one. */
+/* The least useful pod of a role; ready pods of an old revision are passed over while the role
+ * can't spare one. */
 static struct rec_slot *victim(struct rec *r, enum rec_role role, bool spare_old_ready)
 {
     struct rec_slot *best = NULL;
@@ -91,8 +94,8 @@ static struct rec_slot *victim(struct rec *r, enum rec_role role, bool spare_old
 static void flip(struct rec *r, struct rec_slot *t, enum rec_role to)
 {
     struct rec_action *a = rec_add(r, REC_LABEL_POD, to,
-                                   rec_text(r, "%s becomes %s: %s has one too many", t->pod->name, rec_role_name(to),
-                                            rec_role_name(t->role)));
+                                   rec_text(r, "%s becomes %s: %s has one too many", t->pod->name,
+                                            rec_role_name(to), rec_role_name(t->role)));
     a->from_role = t->role;
     a->name = t->pod->name;
     a->uid = t->pod->uid;
@@ -101,7 +104,8 @@ static void flip(struct rec *r, struct rec_slot *t, enum rec_role to)
     t->flipped = true;
 }
 
-/* A pod of `from` that can serve as `to`: of its revision; a ready one only where `from` has more ready than it needs. */
+/* A pod of `from` that can serve as `to`: of its revision; a ready one only where `from` has more
+ * ready than it needs. */
 static struct rec_slot *donor(struct rec *r, enum rec_role from, enum rec_role to)
 {
     struct tally n = tally(r, from);
@@ -142,7 +146,8 @@ static uint64_t failed_at(const struct rec_pod *p)
     return p->failed_ns ? p->failed_ns : p->created_ns;
 }
 
-/* How long the next replacement must wait, should this one fail too: doubles while failures follow each other. */
+/* How long the next replacement must wait, should this one fail too: doubles while failures follow
+ * each other. */
 static uint64_t next_backoff(const struct rec_pod *p)
 {
     uint64_t last = p->backoff_until_ns > p->created_ns ? p->backoff_until_ns - p->created_ns : 0;
@@ -163,8 +168,8 @@ static void replace(struct rec *r, struct rec_slot *t)
     remove_pod(r, t, rec_text(r, "failed: %s", p->trouble ? p->trouble : "it ended"));
 }
 
-/* Failed pods: replaced when their back-off is over and they are missed, removed when they are not. Returns how many of the
- * role's missing pods wait; *made counts replacements. */
+/* Failed pods: replaced when their back-off is over and they are missed, removed when they are not.
+ * Returns how many of the role's missing pods wait; *made counts replacements. */
 static int32_t failures(struct rec *r, enum rec_role role, int32_t missing, int32_t *made)
 {
     int32_t waiting = 0;
@@ -188,7 +193,8 @@ static int32_t failures(struct rec *r, enum rec_role role, int32_t missing, int3
     return waiting;
 }
 
-/* A role that is no longer wanted keeps its pods until the wanted roles can serve, unless they lack the room for it. */
+/* A role that is no longer wanted keeps its pods until the wanted roles can serve, unless they lack
+ * the room for it. */
 static bool hold_unwanted(struct rec *r, enum rec_role role)
 {
     bool unmet = false;
@@ -216,9 +222,10 @@ static void trim(struct rec *r, enum rec_role role, int32_t cap)
         if (!counts_in(t, role) || rec_current(r, t->pod, role))
             continue;
         if (!t->pod->ready || tally(r, role).ready > min_ready)
-            remove_pod(r, t, rec_text(r, "%s: revision %s replaces %s", rec_role_name(role),
-                                      r->s->roles[role].revision ? r->s->roles[role].revision : "none",
-                                      t->pod->revision ? t->pod->revision : "none"));
+            remove_pod(r, t,
+                       rec_text(r, "%s: revision %s replaces %s", rec_role_name(role),
+                                r->s->roles[role].revision ? r->s->roles[role].revision : "none",
+                                t->pod->revision ? t->pod->revision : "none"));
     }
 }
 
@@ -239,7 +246,9 @@ static void pods_of_role(struct rec *r, enum rec_role role)
     int32_t room = cap - n.live - made - waiting, missing = want - n.fresh - made - waiting;
     int32_t more = room < missing ? room : missing;
     for (int32_t i = 0; i < more && i < CREATES_MAX; i++)
-        add_pod(r, role, rec_text(r, "%s: %d wanted, %d there", rec_role_name(role), want, n.live + made + i));
+        add_pod(
+            r, role,
+            rec_text(r, "%s: %d wanted, %d there", rec_role_name(role), want, n.live + made + i));
     if (more > CREATES_MAX)
         rec_requeue(r, r->now + 1000000000ull);
 }

@@ -20,12 +20,13 @@ static struct rec_counts count(const struct rec *r, enum rec_role role)
 }
 
 /* lastTransitionTime moves only with the status. */
-static void set(const struct rec *r, struct rec_condition *out, const struct rec_condition *old, const char *type,
-                bool holds, const char *reason, const char *message, int64_t generation)
+static void set(const struct rec *r, struct rec_condition *out, const struct rec_condition *old,
+                const char *type, bool holds, const char *reason, const char *message,
+                int64_t generation)
 {
     const char *status = holds ? "True" : "False";
     bool kept = old->type && same(old->status, status) && old->since_ns;
-    *out = (struct rec_condition){type,   status, reason, message, kept ? old->since_ns : r->now,
+    *out = (struct rec_condition){type,      status, reason, message, kept ? old->since_ns : r->now,
                                   generation};
 }
 
@@ -73,7 +74,8 @@ static void set_ready(struct rec *r, const struct view *v)
     const char *reason, *message;
     bool ready = false;
     const struct rec_counts *n = v->lacking == REC_NO_ROLE ? NULL : &r->plan->counts[v->lacking];
-    const char *lack = n ? rec_text(r, "%s: %d of %d ready", rec_role_name(v->lacking), n->ready, n->desired) : "";
+    const char *lack =
+        n ? rec_text(r, "%s: %d of %d ready", rec_role_name(v->lacking), n->ready, n->desired) : "";
     if (r->reject_reason) {
         reason = r->reject_reason;
         message = r->reject_message;
@@ -107,14 +109,19 @@ static void set_others(struct rec *r, const struct view *v)
     struct rec_condition *c = r->plan->conditions;
     bool moving = !r->reject_reason && (v->old || v->missing || v->draining);
     set(r, &c[REC_ACCEPTED], &s->conditions[REC_ACCEPTED], "Accepted", !r->reject_reason,
-        r->reject_reason ? r->reject_reason : "Accepted", r->reject_reason ? r->reject_message : "the spec can be carried out",
-        s->generation);
+        r->reject_reason ? r->reject_reason : "Accepted",
+        r->reject_reason ? r->reject_message : "the spec can be carried out", s->generation);
     set(r, &c[REC_PROGRESSING], &s->conditions[REC_PROGRESSING], "Progressing", moving,
-        !moving ? "Settled" : v->old ? "RollingOut" : v->draining && !v->missing ? "Draining" : "Scaling",
-        moving ? "pods are being added, replaced or drained" : "there is nothing to change", s->generation);
-    set(r, &c[REC_CAPACITY_LIMITED], &s->conditions[REC_CAPACITY_LIMITED], "CapacityLimited", v->unschedulable,
-        v->unschedulable ? "Unschedulable" : "CapacityFound",
-        v->unschedulable ? rec_text(r, "pod %s fits on no node", v->unschedulable->name) : "every pod has a node",
+        !moving                      ? "Settled"
+        : v->old                     ? "RollingOut"
+        : v->draining && !v->missing ? "Draining"
+                                     : "Scaling",
+        moving ? "pods are being added, replaced or drained" : "there is nothing to change",
+        s->generation);
+    set(r, &c[REC_CAPACITY_LIMITED], &s->conditions[REC_CAPACITY_LIMITED], "CapacityLimited",
+        v->unschedulable, v->unschedulable ? "Unschedulable" : "CapacityFound",
+        v->unschedulable ? rec_text(r, "pod %s fits on no node", v->unschedulable->name)
+                         : "every pod has a node",
         s->generation);
 }
 
@@ -126,11 +133,15 @@ static void pool_status(struct rec *r, enum rec_role role)
     if (!r->s->roles[role].wanted || !p->exists || !p->ours || p->deleting)
         return;
     bool ok = c->ready >= c->desired && c->current == c->updated;
-    set(r, ready, &p->ready, "Ready", ok, ok ? "AllReady" : c->current == c->updated ? "PodsNotReady" : "Updating",
+    set(r, ready, &p->ready, "Ready", ok,
+        ok                         ? "AllReady"
+        : c->current == c->updated ? "PodsNotReady"
+                                   : "Updating",
         rec_text(r, "%d of %d ready", c->ready, c->desired), p->generation);
     bool changed = p->status_replicas != c->current || p->ready_replicas != c->ready ||
                    p->updated_replicas != c->updated || p->observed_generation != p->generation ||
-                   !same(p->selector, rec_selector(r->arena, r->s->name, role)) || condition_changed(&p->ready, ready);
+                   !same(p->selector, rec_selector(r->arena, r->s->name, role)) ||
+                   condition_changed(&p->ready, ready);
     if (changed)
         rec_add(r, REC_POOL_STATUS, role, "counts changed");
 }
@@ -142,7 +153,8 @@ void rec_status(struct rec *r)
     bool changed = s->observed_generation != s->generation || !same(s->status_url, s->url);
     for (int i = 0; i < REC_ROLES; i++) {
         plan->counts[i] = count(r, (enum rec_role)i);
-        changed |= i != REC_STANDBY && memcmp(&plan->counts[i], &s->counts[i], sizeof *plan->counts) != 0;
+        changed |=
+            i != REC_STANDBY && memcmp(&plan->counts[i], &s->counts[i], sizeof *plan->counts) != 0;
     }
     plan->revision = s->roles[s->roles[REC_UNIFIED].wanted ? REC_UNIFIED : REC_DECODE].revision;
     changed |= !same(s->status_revision, plan->revision);

@@ -3,10 +3,10 @@
 #include <math.h>
 #include <stdio.h>
 
-#define PREFILL_UP 0.8
+#define PREFILL_UP   0.8
 #define PREFILL_DOWN 0.6
-#define KV_UP 0.7
-#define KV_DOWN 0.5
+#define KV_UP        0.7
+#define KV_DOWN      0.5
 
 /* What the samples say together. */
 struct sums {
@@ -98,12 +98,9 @@ static int32_t need(const struct scale_input *in, const struct sums *s, bool up)
     int32_t p = prefill_need(in, s, up ? PREFILL_UP : PREFILL_DOWN);
     int32_t d = decode_need(in, s, up ? KV_UP : KV_DOWN);
     switch (in->role) {
-    case REC_PREFILL:
-        return p;
-    case REC_DECODE:
-        return d;
-    default:
-        return p < 0 || d < 0 ? -1 : p > d ? p : d;
+    case REC_PREFILL: return p;
+    case REC_DECODE: return d;
+    default: return p < 0 || d < 0 ? -1 : p > d ? p : d;
     }
 }
 
@@ -115,18 +112,23 @@ static int32_t clamp(const struct scale_input *in, int32_t n)
 static void describe(const struct scale_input *in, const struct sums *s, struct scale_decision *out)
 {
     snprintf(out->inputs, sizeof out->inputs,
-             "{\"current\":%d,\"min\":%d,\"max\":%d,\"live\":%u,\"heard_of\":%u,\"running\":%u,\"waiting\":%u,"
-             "\"waiting_tokens\":%llu,\"held_requests\":%u,\"held_tokens\":%llu,\"arrival_tokens_per_s\":%.1f,"
-             "\"prefill_tokens_per_s\":%.1f,\"kv_blocks_used\":%llu,\"kv_blocks_each\":%.0f,\"decode_step_s\":%.6f,"
+             "{\"current\":%d,\"min\":%d,\"max\":%d,\"live\":%u,\"heard_of\":%u,\"running\":%u,"
+             "\"waiting\":%u,"
+             "\"waiting_tokens\":%llu,\"held_requests\":%u,\"held_tokens\":%llu,\"arrival_tokens_"
+             "per_s\":%.1f,"
+             "\"prefill_tokens_per_s\":%.1f,\"kv_blocks_used\":%llu,\"kv_blocks_each\":%.0f,"
+             "\"decode_step_s\":%.6f,"
              "\"ttft_s\":%.3f,\"tpot_s\":%.3f,\"need_up\":%d,\"need_down\":%d}",
              in->current, in->min, in->max, s->live, s->heard_of, s->running, s->waiting,
-             (unsigned long long)s->waiting_tokens, in->held_requests, (unsigned long long)in->held_tokens,
-             in->arrival_tokens_per_s, s->rate, (unsigned long long)s->used_blocks, s->blocks, s->step_s, in->ttft_s,
-             in->tpot_s, out->need_up, out->need_down);
+             (unsigned long long)s->waiting_tokens, in->held_requests,
+             (unsigned long long)in->held_tokens, in->arrival_tokens_per_s, s->rate,
+             (unsigned long long)s->used_blocks, s->blocks, s->step_s, in->ttft_s, in->tpot_s,
+             out->need_up, out->need_down);
 }
 
 /* The two clocks: how long the need has been above, or below, what is asked for. */
-static void remember(const struct scale_input *in, struct scale_memory *m, uint64_t now, int32_t up, int32_t down)
+static void remember(const struct scale_input *in, struct scale_memory *m, uint64_t now, int32_t up,
+                     int32_t down)
 {
     if (m->current != in->current)
         *m = (struct scale_memory){.current = in->current};
@@ -150,10 +152,10 @@ static void say(struct scale_decision *out, int32_t to, const char *why)
     snprintf(out->reason, sizeof out->reason, "%s", why);
 }
 
-static void choose(const struct scale_input *in, const struct sums *s, const struct scale_memory *m, uint64_t now,
-                   struct scale_decision *out)
+static void choose(const struct scale_input *in, const struct sums *s, const struct scale_memory *m,
+                   uint64_t now, struct scale_decision *out)
 {
-    const char *what = in->role == REC_PREFILL ? "waiting and arriving prompt tokens"
+    const char *what = in->role == REC_PREFILL  ? "waiting and arriving prompt tokens"
                        : in->role == REC_DECODE ? "KV in use"
                                                 : "waiting tokens and KV in use";
     if (m->above_since_ns && now - m->above_since_ns >= SCALE_UP_HOLD_NS) {
@@ -162,7 +164,8 @@ static void choose(const struct scale_input *in, const struct sums *s, const str
             return;
         }
         out->to = m->trough;
-        snprintf(out->reason, sizeof out->reason, "%s need %d groups; %d are asked for", what, m->trough, in->current);
+        snprintf(out->reason, sizeof out->reason, "%s need %d groups; %d are asked for", what,
+                 m->trough, in->current);
         return;
     }
     if (m->below_since_ns && now - m->below_since_ns >= in->down_window_ns) {
@@ -171,16 +174,18 @@ static void choose(const struct scale_input *in, const struct sums *s, const str
             return;
         }
         out->to = m->peak;
-        snprintf(out->reason, sizeof out->reason, "%s needed at most %d groups for %llu s", what, m->peak,
-                 (unsigned long long)(in->down_window_ns / 1000000000));
+        snprintf(out->reason, sizeof out->reason, "%s needed at most %d groups for %llu s", what,
+                 m->peak, (unsigned long long)(in->down_window_ns / 1000000000));
         return;
     }
-    say(out, in->current, m->above_since_ns   ? "more is needed, but not for long enough yet"
-                          : m->below_since_ns ? "less would do, but not for long enough yet"
-                                              : "as many as needed");
+    say(out, in->current,
+        m->above_since_ns   ? "more is needed, but not for long enough yet"
+        : m->below_since_ns ? "less would do, but not for long enough yet"
+                            : "as many as needed");
 }
 
-void scale_decide(const struct scale_input *in, struct scale_memory *m, uint64_t now_ns, struct scale_decision *out)
+void scale_decide(const struct scale_input *in, struct scale_memory *m, uint64_t now_ns,
+                  struct scale_decision *out)
 {
     struct sums s = sum(in);
     *out = (struct scale_decision){.from = in->current, .to = in->current};
@@ -229,12 +234,14 @@ void scale_limit(const struct scale_limits *l, struct scale_decision *p, struct 
     if (l->ratio_min > 0 && p->to < l->ratio_min * d->to) {
         move(p, within(l, 0, up_to(l->ratio_min * d->to)), "raised to keep scaling.ratio.min");
         if (p->to < l->ratio_min * d->to)
-            move(d, within(l, 1, (int32_t)floor(p->to / l->ratio_min)), "lowered to keep scaling.ratio.min");
+            move(d, within(l, 1, (int32_t)floor(p->to / l->ratio_min)),
+                 "lowered to keep scaling.ratio.min");
     }
     if (l->ratio_max > 0 && p->to > l->ratio_max * d->to) {
         move(d, within(l, 1, up_to(p->to / l->ratio_max)), "raised to keep scaling.ratio.max");
         if (p->to > l->ratio_max * d->to)
-            move(p, within(l, 0, (int32_t)floor(l->ratio_max * d->to)), "lowered to keep scaling.ratio.max");
+            move(p, within(l, 0, (int32_t)floor(l->ratio_max * d->to)),
+                 "lowered to keep scaling.ratio.max");
     }
     while (l->budget > 0 && p->to + d->to > l->budget) {
         struct scale_decision *more = p->to - l->min[0] >= d->to - l->min[1] ? p : d;

@@ -6,7 +6,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* Decoding runs twice over the same code: with base NULL it only counts bytes, then it fills one allocation. */
+/* Decoding runs twice over the same code: with base NULL it only counts bytes, then it fills one
+ * allocation. */
 struct walk {
     char *base;
     size_t used;
@@ -87,7 +88,8 @@ static int decode_qty(struct walk *w, const struct view_field *f, const json_t *
     return 0;
 }
 
-static int decode_map(struct walk *w, const struct view_field *f, const json_t *v, struct view_map *out)
+static int decode_map(struct walk *w, const struct view_field *f, const json_t *v,
+                      struct view_map *out)
 {
     if (!json_is_object(v) || json_object_size(v) > VIEW_LIST_MAX)
         return wrong(w, f, "an object of strings");
@@ -95,7 +97,7 @@ static int decode_map(struct walk *w, const struct view_field *f, const json_t *
     struct view_pair *items = take(w, n * sizeof *items);
     const char *key;
     json_t *item;
-    json_object_foreach((json_t *)(uintptr_t)v, key, item) {
+    json_object_foreach ((json_t *)(uintptr_t)v, key, item) {
         char num[32];
         const char *s = json_string_value(item);
         if (json_is_integer(item))
@@ -163,10 +165,11 @@ static int decode_b64(struct walk *w, const struct view_field *f, const json_t *
     return 0;
 }
 
-static int decode_fields(struct walk *w, const struct view *v, const json_t *o, void *out, int depth);
+static int decode_fields(struct walk *w, const struct view *v, const json_t *o, void *out,
+                         int depth);
 
-static int decode_list(struct walk *w, const struct view_field *f, const json_t *v, struct view_list *out,
-                       int depth)
+static int decode_list(struct walk *w, const struct view_field *f, const json_t *v,
+                       struct view_list *out, int depth)
 {
     if (!json_is_array(v) || json_array_size(v) > VIEW_LIST_MAX)
         return wrong(w, f, "a list");
@@ -197,7 +200,8 @@ static int decode_list(struct walk *w, const struct view_field *f, const json_t 
     return rc;
 }
 
-static int decode_value(struct walk *w, const struct view_field *f, const json_t *v, void *to, int depth)
+static int decode_value(struct walk *w, const struct view_field *f, const json_t *v, void *to,
+                        int depth)
 {
     switch (f->kind) {
     case VIEW_STR:
@@ -205,23 +209,19 @@ static int decode_value(struct walk *w, const struct view_field *f, const json_t
             return wrong(w, f, "a string");
         *(const char **)to = take_str(w, json_string_value(v), json_string_length(v));
         return 0;
-    case VIEW_INT:
-        return decode_int(w, f, v, to);
-    case VIEW_NUM:
-        return decode_num(w, f, v, to);
+    case VIEW_INT: return decode_int(w, f, v, to);
+    case VIEW_NUM: return decode_num(w, f, v, to);
     case VIEW_BOOL:
         if (!json_is_boolean(v))
             return wrong(w, f, "true or false");
         *(bool *)to = json_is_true(v);
         return 0;
-    case VIEW_QTY:
-        return decode_qty(w, f, v, to);
+    case VIEW_QTY: return decode_qty(w, f, v, to);
     case VIEW_TIME:
         if (!json_is_string(v) || clock_parse_rfc3339(json_string_value(v), to))
             return wrong(w, f, "a time (RFC 3339)");
         return 0;
-    case VIEW_MAP:
-        return decode_map(w, f, v, to);
+    case VIEW_MAP: return decode_map(w, f, v, to);
     case VIEW_OBJ: {
         int rc = decode_fields(w, f->sub, v, to, depth + 1);
         if (rc && w->e)
@@ -229,17 +229,15 @@ static int decode_value(struct walk *w, const struct view_field *f, const json_t
         return rc;
     }
     case VIEW_LIST:
-    case VIEW_STRS:
-        return decode_list(w, f, v, to, depth);
-    case VIEW_RAW:
-        return decode_raw(w, v, to);
-    case VIEW_B64:
-        return decode_b64(w, f, v, to);
+    case VIEW_STRS: return decode_list(w, f, v, to, depth);
+    case VIEW_RAW: return decode_raw(w, v, to);
+    case VIEW_B64: return decode_b64(w, f, v, to);
     }
     return wrong(w, f, "a known kind");
 }
 
-static int decode_fields(struct walk *w, const struct view *v, const json_t *o, void *out, int depth)
+static int decode_fields(struct walk *w, const struct view *v, const json_t *o, void *out,
+                         int depth)
 {
     if (!json_is_object(o))
         return err_set(w->e, EINVAL, "%s: expected an object", v->name);
@@ -306,9 +304,9 @@ static json_t *encode_list(const struct view_field *f, const struct view_list *l
 {
     json_t *a = json_array();
     for (size_t i = 0; i < l->n; i++)
-        json_array_append_new(a, f->kind == VIEW_STRS
-                                     ? json_string(VIEW_STR_AT(*l, i))
-                                     : view_encode(f->sub, (const char *)l->items + i * f->sub->size));
+        json_array_append_new(a, f->kind == VIEW_STRS ? json_string(VIEW_STR_AT(*l, i))
+                                                      : view_encode(f->sub, (const char *)l->items +
+                                                                                i * f->sub->size));
     return a;
 }
 
@@ -334,29 +332,18 @@ static json_t *encode_value(const struct view_field *f, const void *at)
 {
     char time[CLOCK_RFC3339_MAX];
     switch (f->kind) {
-    case VIEW_STR:
-        return json_string(*(const char *const *)at);
-    case VIEW_INT:
-        return json_integer(*(const int64_t *)at);
-    case VIEW_NUM:
-        return json_real(*(const double *)at);
-    case VIEW_BOOL:
-        return json_boolean(*(const bool *)at);
-    case VIEW_QTY:
-        return encode_qty(*(const int64_t *)at);
-    case VIEW_TIME:
-        return json_string(clock_rfc3339(*(const uint64_t *)at, 0, time));
-    case VIEW_MAP:
-        return encode_map(at);
-    case VIEW_OBJ:
-        return view_encode(f->sub, at);
+    case VIEW_STR: return json_string(*(const char *const *)at);
+    case VIEW_INT: return json_integer(*(const int64_t *)at);
+    case VIEW_NUM: return json_real(*(const double *)at);
+    case VIEW_BOOL: return json_boolean(*(const bool *)at);
+    case VIEW_QTY: return encode_qty(*(const int64_t *)at);
+    case VIEW_TIME: return json_string(clock_rfc3339(*(const uint64_t *)at, 0, time));
+    case VIEW_MAP: return encode_map(at);
+    case VIEW_OBJ: return view_encode(f->sub, at);
     case VIEW_LIST:
-    case VIEW_STRS:
-        return encode_list(f, at);
-    case VIEW_RAW:
-        return json_parse(str_c(*(const char *const *)at), 4u << 20, 0, NULL);
-    case VIEW_B64:
-        return encode_b64(*(const char *const *)at);
+    case VIEW_STRS: return encode_list(f, at);
+    case VIEW_RAW: return json_parse(str_c(*(const char *const *)at), 4u << 20, 0, NULL);
+    case VIEW_B64: return encode_b64(*(const char *const *)at);
     }
     return NULL;
 }
@@ -424,20 +411,14 @@ static bool differ(const struct view_field *f, const void *a, const void *b, str
     switch (f->kind) {
     case VIEW_STR:
     case VIEW_RAW:
-    case VIEW_B64:
-        return !same_str(*(const char *const *)a, *(const char *const *)b);
+    case VIEW_B64: return !same_str(*(const char *const *)a, *(const char *const *)b);
     case VIEW_INT:
     case VIEW_QTY:
-    case VIEW_TIME:
-        return memcmp(a, b, 8) != 0;
-    case VIEW_NUM:
-        return memcmp(a, b, sizeof(double)) != 0;
-    case VIEW_BOOL:
-        return *(const bool *)a != *(const bool *)b;
-    case VIEW_MAP:
-        return !same_map(a, b);
-    case VIEW_OBJ:
-        return diff_at(f->sub, a, b, t);
+    case VIEW_TIME: return memcmp(a, b, 8) != 0;
+    case VIEW_NUM: return memcmp(a, b, sizeof(double)) != 0;
+    case VIEW_BOOL: return *(const bool *)a != *(const bool *)b;
+    case VIEW_MAP: return !same_map(a, b);
+    case VIEW_OBJ: return diff_at(f->sub, a, b, t);
     case VIEW_STRS:
         for (size_t i = 0; la->n == lb->n && i < la->n; i++)
             if (!same_str(VIEW_STR_AT(*la, i), VIEW_STR_AT(*lb, i)))

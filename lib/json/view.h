@@ -1,11 +1,13 @@
-/* view.h: typed views of JSON objects by field table instead of generated code. A struct lists only the fields that we read
- * or own; its table says for each where it is in the JSON ("spec.model.name") and in the struct. One walker decodes,
- * encodes, compares and clears. The first member of every viewed struct is `uint64_t has`: bit i is set when the table's
- * i-th field was present (and not null), so that absent differs from zero. What is encoded is exactly the fields whose
- * bit is set, which is a server-side-apply body.
+/* view.h: typed views of JSON objects by field table instead of generated code. A struct lists only
+ * the fields that we read or own; its table says for each where it is in the JSON
+ * ("spec.model.name") and in the struct. One walker decodes, encodes, compares and clears. The
+ * first member of every viewed struct is `uint64_t has`: bit i is set when the table's i-th field
+ * was present (and not null), so that absent differs from zero. What is encoded is exactly the
+ * fields whose bit is set, which is a server-side-apply body.
  *
- * A decoded object is one allocation (strings and lists inside it): free() it. Unknown members are ignored. Encoded
- * objects are new references. Values of another type than the table's fail with the path in *e. */
+ * A decoded object is one allocation (strings and lists inside it): free() it. Unknown members are
+ * ignored. Encoded objects are new references. Values of another type than the table's fail with
+ * the path in *e. */
 #pragma once
 #include "lib/json/json.h"
 
@@ -35,7 +37,7 @@ struct view_list {
     size_t n;
     void *items;
 };
-#define VIEW_AT(T, list, i) (&((T *)(list).items)[i])
+#define VIEW_AT(T, list, i)  (&((T *)(list).items)[i])
 #define VIEW_STR_AT(list, i) (((const char **)(list).items)[i])
 
 struct view;
@@ -53,7 +55,7 @@ struct view {
 };
 
 #define VIEW_DEPTH_MAX 16
-#define VIEW_LIST_MAX 65536
+#define VIEW_LIST_MAX  65536
 
 /* The whole object in one allocation; NULL with *e filled on failure. `o` is not kept. */
 void *view_decode(const struct view *v, const json_t *o, struct err *e);

@@ -65,8 +65,9 @@ static void on_event(enum kube_event_type type, json_t *o, void *ctx)
 {
     struct kube_cache *c = ctx;
     struct err err = {0};
-    CLEANUP(free_charp) char *key = xasprintf("%s/%s", json_str_at(o, "metadata.namespace", ""),
-                                              json_str_at(o, "metadata.name", ""));
+    CLEANUP(free_charp)
+    char *key = xasprintf("%s/%s", json_str_at(o, "metadata.namespace", ""),
+                          json_str_at(o, "metadata.name", ""));
     if (type == KUBE_DELETED) {
         drop(c, key);
         return;
@@ -76,9 +77,11 @@ static void on_event(enum kube_event_type type, json_t *o, void *ctx)
         put(c, key, object);
         return;
     }
-    log_warn("an object from the API server can't be read", LS("kind", c->cfg.kind->kind), LS("key", key), LERR(&err));
+    log_warn("an object from the API server can't be read", LS("kind", c->cfg.kind->kind),
+             LS("key", key), LERR(&err));
     metric_add(metric_series(metric_family(METRIC_COUNTER, "baton_kube_undecodable_total",
-                                           "Objects from the API server that could not be read.", "kind", NULL, 0),
+                                           "Objects from the API server that could not be read.",
+                                           "kind", NULL, 0),
                              c->cfg.kind->kind),
                1);
     drop(c, key);
@@ -97,8 +100,8 @@ static void on_error(const struct err *e, void *ctx)
     log_warn("watch interrupted, will reconnect", LS("kind", c->cfg.kind->kind), LERR(e));
 }
 
-int kube_cache_start(struct kube_client *client, const struct kube_cache_config *cfg, struct kube_cache **out,
-                     struct err *e)
+int kube_cache_start(struct kube_client *client, const struct kube_cache_config *cfg,
+                     struct kube_cache **out, struct err *e)
 {
     struct kube_cache *c = xcalloc(1, sizeof *c);
     c->cfg = *cfg;
@@ -129,7 +132,7 @@ void kube_cache_stop(struct kube_cache *c)
     if (!c)
         return;
     kube_watch_stop(c->watch);
-    HASH_ITER(hh, c->entries, e, tmp) {
+    HASH_ITER (hh, c->entries, e, tmp) {
         HASH_DEL(c->entries, e);
         free(e->object);
         free(e);
@@ -165,14 +168,16 @@ static int by_key(struct entry *a, struct entry *b)
     return strcmp(a->key, b->key);
 }
 
-void kube_cache_each(const struct kube_cache *c, bool (*fn)(const void *object, void *ctx), void *ctx)
+void kube_cache_each(const struct kube_cache *c, bool (*fn)(const void *object, void *ctx),
+                     void *ctx)
 {
-    struct kube_cache *m = (struct kube_cache *)(uintptr_t)c; /* sorting doesn't change what it holds */
+    struct kube_cache *m =
+        (struct kube_cache *)(uintptr_t)c; /* sorting doesn't change what it holds */
     struct entry *e, *tmp;
     if (!m->sorted)
         HASH_SORT(m->entries, by_key);
     m->sorted = true;
-    HASH_ITER(hh, m->entries, e, tmp) {
+    HASH_ITER (hh, m->entries, e, tmp) {
         if (!fn(e->object, ctx))
             return;
     }

@@ -1,6 +1,7 @@
-/* cache.h: the decoded objects of one kind, kept by a watch (watch.h). Objects are immutable: an update replaces the
- * pointer. `old` in a callback is valid until it returns; what cache_get returns is valid until the loop turns.
- * An object that doesn't decode is logged, counted and treated as absent. One owner thread. */
+/* cache.h: the decoded objects of one kind, kept by a watch (watch.h). Objects are immutable: an
+ * update replaces the pointer. `old` in a callback is valid until it returns; what cache_get
+ * returns is valid until the loop turns. An object that doesn't decode is logged, counted and
+ * treated as absent. One owner thread. */
 #pragma once
 #include "lib/kube/watch.h"
 
@@ -14,8 +15,8 @@ struct kube_cache_config {
     void *ctx;
     unsigned backoff_min_ms, backoff_max_ms, silence_ms; /* as in watch.h */
 };
-int kube_cache_start(struct kube_client *c, const struct kube_cache_config *cfg, struct kube_cache **out,
-                     struct err *e) MUST_CHECK;
+int kube_cache_start(struct kube_client *c, const struct kube_cache_config *cfg,
+                     struct kube_cache **out, struct err *e) MUST_CHECK;
 void kube_cache_stop(struct kube_cache *c);
 bool kube_cache_synced(const struct kube_cache *c);
 bool kube_cache_connected(const struct kube_cache *c);
@@ -23,4 +24,5 @@ size_t kube_cache_count(const struct kube_cache *c);
 /* namespace NULL or "" for cluster-scoped kinds. NULL when absent. */
 const void *kube_cache_get(const struct kube_cache *c, const char *namespace, const char *name);
 /* Calls fn for every object in order of namespace/name; fn returns false to stop. */
-void kube_cache_each(const struct kube_cache *c, bool (*fn)(const void *object, void *ctx), void *ctx);
+void kube_cache_each(const struct kube_cache *c, bool (*fn)(const void *object, void *ctx),
+                     void *ctx);

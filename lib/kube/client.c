@@ -8,9 +8,9 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#define BODY_MAX (64u << 20)
+#define BODY_MAX        (64u << 20)
 #define TOKEN_REREAD_NS (60 * NS_PER_S)
-#define TIMEOUT_MS 15000
+#define TIMEOUT_MS      15000
 
 struct kube_client {
     uv_loop_t *loop;
@@ -100,7 +100,8 @@ uv_loop_t *kube_loop(const struct kube_client *c)
     return c->loop;
 }
 
-/* Service account tokens rotate: the file is read again once a minute. The old token stays when it can't be read. */
+/* Service account tokens rotate: the file is read again once a minute. The old token stays when it
+ * can't be read. */
 static const char *token(struct kube_client *c)
 {
     uint64_t now = clock_mono_ns();
@@ -165,7 +166,8 @@ char *kube_path(const struct kube_call *call)
         rc = rc ? rc : put_segment(&b, call->subresource);
     bool writes = call->verb != KUBE_GET && call->verb != KUBE_LIST && call->verb != KUBE_DELETE;
     rc = rc ? rc : put_arg(&b, &first, "fieldManager", writes ? call->field_manager : NULL);
-    rc = rc ? rc : put_arg(&b, &first, "force", call->verb == KUBE_APPLY && call->force ? "true" : NULL);
+    rc = rc ? rc
+            : put_arg(&b, &first, "force", call->verb == KUBE_APPLY && call->force ? "true" : NULL);
     rc = rc ? rc : put_arg(&b, &first, "labelSelector", call->label_selector);
     rc = rc ? rc : put_arg(&b, &first, "fieldSelector", call->field_selector);
     if (rc) {
@@ -203,7 +205,8 @@ static int write_body(const struct kube_call *call, struct buf *b)
         return 0;
     bool whole = call->verb != KUBE_PATCH && json_is_object(call->body) &&
                  (!call->subresource || strcmp(call->subresource, "status") == 0);
-    if (!whole || (json_object_get(call->body, "kind") && json_object_get(call->body, "apiVersion")))
+    if (!whole ||
+        (json_object_get(call->body, "kind") && json_object_get(call->body, "apiVersion")))
         return json_write(call->body, false, b);
     CLEANUP(json_decrefp) json_t *o = json_copy((json_t *)(uintptr_t)call->body);
     json_object_set_new(o, "apiVersion", json_string(call->kind->api));
@@ -213,10 +216,10 @@ static int write_body(const struct kube_call *call, struct buf *b)
 
 static const char *method_of(enum kube_verb v)
 {
-    static const char *const methods[] = {[KUBE_GET] = "GET",     [KUBE_LIST] = "GET",
-                                          [KUBE_CREATE] = "POST", [KUBE_UPDATE] = "PUT",
-                                          [KUBE_APPLY] = "PATCH", [KUBE_PATCH] = "PATCH",
-                                          [KUBE_DELETE] = "DELETE"};
+    static const char *const methods[] = {
+        [KUBE_GET] = "GET",      [KUBE_LIST] = "GET",    [KUBE_CREATE] = "POST",
+        [KUBE_UPDATE] = "PUT",   [KUBE_APPLY] = "PATCH", [KUBE_PATCH] = "PATCH",
+        [KUBE_DELETE] = "DELETE"};
     return methods[v];
 }
 
@@ -234,22 +237,15 @@ int kube_errno(int status, const char *reason)
     if (status >= 200 && status < 300)
         return 0;
     switch (status) {
-    case 404:
-        return ENOENT;
-    case 409:
-        return strcmp(reason, "AlreadyExists") == 0 ? EEXIST : EAGAIN;
-    case 410:
-        return ESTALE;
+    case 404: return ENOENT;
+    case 409: return strcmp(reason, "AlreadyExists") == 0 ? EEXIST : EAGAIN;
+    case 410: return ESTALE;
     case 400:
-    case 422:
-        return EINVAL;
+    case 422: return EINVAL;
     case 401:
-    case 403:
-        return EACCES;
-    case 429:
-        return EBUSY;
-    default:
-        return EIO;
+    case 403: return EACCES;
+    case 429: return EBUSY;
+    default: return EIO;
     }
 }
 
@@ -282,8 +278,8 @@ static void read_answer(int status, struct str body, struct kube_result *out)
     snprintf(out->reason, sizeof out->reason, "%s", *reason ? reason : default_reason(status));
     err_set(&out->err, kube_errno(status, out->reason), "%s", message ? message : "");
     if (!message)
-        err_set(&out->err, kube_errno(status, out->reason), "HTTP %d from the API server (%s)", status,
-                out->reason);
+        err_set(&out->err, kube_errno(status, out->reason), "HTTP %d from the API server (%s)",
+                status, out->reason);
     int64_t after = json_int_at(out->object, "details.retryAfterSeconds", 0);
     if (after > 0 && after < 3600)
         out->retry_after_ms = (unsigned)after * 1000;

@@ -1,8 +1,9 @@
-/* client.h: the verbs of the Kubernetes API over one persistent HTTP client. One client belongs to one loop and its thread;
- * callbacks happen there. kube_run is the blocking form for tools. Errors of the API (kind Status) are decoded into reason
- * and a sentence. Redirects are not followed; a token file is read again once a minute (tokens rotate). HTTP 409 is
- * reported like any other status: what it means is the caller's business.
- * Source: https://kubernetes.io/docs/reference/using-api/api-concepts/ */
+/* client.h: the verbs of the Kubernetes API over one persistent HTTP client. One client belongs to
+ * one loop and its thread; callbacks happen there. kube_run is the blocking form for tools. Errors
+ * of the API (kind Status) are decoded into reason and a sentence. Redirects are not followed; a
+ * token file is read again once a minute (tokens rotate). HTTP 409 is reported like any other
+ * status: what it means is the caller's business. Source:
+ * https://kubernetes.io/docs/reference/using-api/api-concepts/ */
 #pragma once
 #include "lib/io/http.h"
 #include "lib/kube/types.h"
@@ -14,7 +15,8 @@ struct kube_config {
     char *namespace; /* of the context or of the service account; "default" else */
     bool insecure_skip_verify;
 };
-/* path NULL: $BATON_KUBECONFIG, else the in-cluster service account. Relative paths in a kubeconfig are relative to it. */
+/* path NULL: $BATON_KUBECONFIG, else the in-cluster service account. Relative paths in a kubeconfig
+ * are relative to it. */
 int kube_config_load(const char *path, struct kube_config *out, struct err *e) MUST_CHECK;
 void kube_config_fini(struct kube_config *c);
 
@@ -26,40 +28,54 @@ void kube_client_free(struct kube_client *c); /* cancels what runs, no callbacks
 const char *kube_namespace(const struct kube_client *c);
 uv_loop_t *kube_loop(const struct kube_client *c);
 
-enum kube_verb { KUBE_GET, KUBE_LIST, KUBE_CREATE, KUBE_UPDATE, KUBE_APPLY, KUBE_PATCH, KUBE_DELETE };
+enum kube_verb {
+    KUBE_GET,
+    KUBE_LIST,
+    KUBE_CREATE,
+    KUBE_UPDATE,
+    KUBE_APPLY,
+    KUBE_PATCH,
+    KUBE_DELETE
+};
 
 struct kube_result {
-    int status;                /* HTTP status; 0: no answer (err says why) */
-    char reason[64];           /* "NotFound", "AlreadyExists", "Conflict", "Invalid", "Expired"…; "" on success */
-    json_t *object;            /* the answer; borrowed in callbacks, owned by the result after kube_run; may be NULL */
-    unsigned retry_after_ms;   /* of a 429 or 503; 0 when not given */
-    struct err err;            /* code 0 on success (2xx) */
+    int status;      /* HTTP status; 0: no answer (err says why) */
+    char reason[64]; /* "NotFound", "AlreadyExists", "Conflict", "Invalid", "Expired"…; "" on
+                        success */
+    json_t *object; /* the answer; borrowed in callbacks, owned by the result after kube_run; may be
+                       NULL */
+    unsigned retry_after_ms; /* of a 429 or 503; 0 when not given */
+    struct err err;          /* code 0 on success (2xx) */
 };
 typedef void (*kube_done_fn)(const struct kube_result *r, void *ctx);
 
 struct kube_call {
     enum kube_verb verb;
     const struct kube_kind *kind;
-    const char *namespace;   /* NULL with a namespaced kind: all of them (list only) */
+    const char *namespace; /* NULL with a namespaced kind: all of them (list only) */
     const char *name;
     const char *subresource; /* "status", "scale" */
-    const json_t *body;      /* apiVersion and kind are filled in when absent (not for scale, which has its own) */
-    const char *field_manager; /* apply, create, update, patch */
-    bool force;                /* apply: take over fields of other managers */
-    const char *patch_type;    /* NULL: application/merge-patch+json */
+    const json_t *
+        body; /* apiVersion and kind are filled in when absent (not for scale, which has its own) */
+    const char *field_manager;                   /* apply, create, update, patch */
+    bool force;                                  /* apply: take over fields of other managers */
+    const char *patch_type;                      /* NULL: application/merge-patch+json */
     const char *label_selector, *field_selector; /* list */
     const char *uid, *resource_version;          /* preconditions of a delete */
-    int64_t grace_seconds;                       /* of a delete; 0: the object's own (use force_now for 0) */
+    int64_t grace_seconds; /* of a delete; 0: the object's own (use force_now for 0) */
     bool force_now;
     unsigned timeout_ms; /* 0: 15,000 */
     kube_done_fn done;   /* exactly once, unless the client is freed */
     void *ctx;
 };
-/* Everything is copied. A negative errno (with *e) only for a malformed call; the answer comes by done. */
+/* Everything is copied. A negative errno (with *e) only for a malformed call; the answer comes by
+ * done. */
 int kube_start(struct kube_client *c, const struct kube_call *call, struct err *e) MUST_CHECK;
-/* Blocks. Returns 0 on 2xx, else a negative errno: -ENOENT 404, -EEXIST or -EAGAIN 409 (AlreadyExists, Conflict), -EINVAL
- * 400/422, -EACCES 401/403, -EBUSY 429, -EIO else. The result must be released in either case. */
-int kube_run(struct kube_client *c, const struct kube_call *call, struct kube_result *out) MUST_CHECK;
+/* Blocks. Returns 0 on 2xx, else a negative errno: -ENOENT 404, -EEXIST or -EAGAIN 409
+ * (AlreadyExists, Conflict), -EINVAL 400/422, -EACCES 401/403, -EBUSY 429, -EIO else. The result
+ * must be released in either case. */
+int kube_run(struct kube_client *c, const struct kube_call *call,
+             struct kube_result *out) MUST_CHECK;
 void kube_result_fini(struct kube_result *r);
 
 /* A resource's path with its query, on the heap ("/api/v1/namespaces/x/pods?labelSelector=…"). */
@@ -69,5 +85,5 @@ int kube_errno(int status, const char *reason);
 
 /* Internal to lib/kube: a raw request with the client's authentication. */
 struct http_call *kube_http_start(struct kube_client *c, const char *method, const char *path,
-                                  const char *content_type, struct str body, const struct http_request *tmpl,
-                                  struct err *e);
+                                  const char *content_type, struct str body,
+                                  const struct http_request *tmpl, struct err *e);

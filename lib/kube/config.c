@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #define FILE_MAX (1u << 20)
-#define ACCOUNT "/var/run/secrets/kubernetes.io/serviceaccount"
+#define ACCOUNT  "/var/run/secrets/kubernetes.io/serviceaccount"
 
 struct cluster {
     uint64_t has;
@@ -29,7 +29,10 @@ struct file {
     struct view_list clusters, users, contexts;
 };
 
-#define F(T, p, k, m) {.path = p, .kind = k, .offset = offsetof(struct T, m)}
+#define F(T, p, k, m)                                                                              \
+    {                                                                                              \
+        .path = p, .kind = k, .offset = offsetof(struct T, m)                                      \
+    }
 static const struct view cluster_view = {
     "cluster", sizeof(struct cluster),
     (const struct view_field[]){F(cluster, "name", VIEW_STR, name),
@@ -55,11 +58,15 @@ static const struct view context_view = {
                                 F(context, "context.user", VIEW_STR, user),
                                 F(context, "context.namespace", VIEW_STR, namespace),
                                 {.path = NULL}}};
-#define L(p, m, s) {.path = p, .kind = VIEW_LIST, .offset = offsetof(struct file, m), .sub = &(s)}
+#define L(p, m, s)                                                                                 \
+    {                                                                                              \
+        .path = p, .kind = VIEW_LIST, .offset = offsetof(struct file, m), .sub = &(s)              \
+    }
 static const struct view file_view = {
     "kubeconfig", sizeof(struct file),
     (const struct view_field[]){F(file, "current-context", VIEW_STR, current),
-                                L("clusters", clusters, cluster_view), L("users", users, user_view),
+                                L("clusters", clusters, cluster_view),
+                                L("users", users, user_view),
                                 L("contexts", contexts, context_view),
                                 {.path = NULL}}};
 
@@ -106,7 +113,8 @@ static char *beside(const char *config_path, const char *path)
 }
 
 /* PEM text from the inline data or from a file named in the kubeconfig. */
-static int pem(const char *config_path, const char *data, const char *file, char **out, struct err *e)
+static int pem(const char *config_path, const char *data, const char *file, char **out,
+               struct err *e)
 {
     if (data)
         *out = xstrdup(data);
@@ -157,8 +165,10 @@ static int in_cluster(struct kube_config *out, struct err *e)
 {
     const char *host = getenv("KUBERNETES_SERVICE_HOST"), *port = getenv("KUBERNETES_SERVICE_PORT");
     if (!host || !port)
-        return err_set(e, ENOENT, "no Kubernetes API server is known: set BATON_KUBECONFIG to a kubeconfig file, or run "
-                                  "in a pod with a service account");
+        return err_set(
+            e, ENOENT,
+            "no Kubernetes API server is known: set BATON_KUBECONFIG to a kubeconfig file, or run "
+            "in a pod with a service account");
     out->server = strchr(host, ':') ? xasprintf("https://[%s]:%s", host, port)
                                     : xasprintf("https://%s:%s", host, port);
     out->token_file = xstrdup(ACCOUNT "/token");

@@ -10,10 +10,10 @@
 #include <uthash.h>
 
 #define SERIES_NS (360 * NS_PER_S)
-#define BUDGET 25
+#define BUDGET    25
 #define REFILL_NS (300 * NS_PER_S)
-#define NOTE_MAX 1000
-#define KEYS_MAX 4096
+#define NOTE_MAX  1000
+#define KEYS_MAX  4096
 
 /* One event that was written, or (budget entries) one object's allowance. */
 struct known {
@@ -40,7 +40,8 @@ int kube_events_new(struct kube_client *c, const char *controller, const char *i
     r->client = c;
     r->controller = xstrdup(controller);
     r->instance = xasprintf("%.100s", instance);
-    r->failed = metric_new(METRIC_COUNTER, "baton_kube_events_failed_total", "Events that could not be written.");
+    r->failed = metric_new(METRIC_COUNTER, "baton_kube_events_failed_total",
+                           "Events that could not be written.");
     *out = r;
     return 0;
 }
@@ -48,7 +49,7 @@ int kube_events_new(struct kube_client *c, const char *controller, const char *i
 static void clear(struct known **table)
 {
     struct known *k, *tmp;
-    HASH_ITER(hh, *table, k, tmp) {
+    HASH_ITER (hh, *table, k, tmp) {
         HASH_DEL(*table, k);
         free(k->namespace);
         free(k->name);
@@ -82,10 +83,12 @@ static struct known *entry(struct known **table, const char *key)
     return k;
 }
 
-static bool within_budget(struct kube_events_recorder *r, const struct kube_regarding *about, uint64_t now)
+static bool within_budget(struct kube_events_recorder *r, const struct kube_regarding *about,
+                          uint64_t now)
 {
-    CLEANUP(free_charp) char *key = xasprintf("%s/%s/%s", about->kind->kind, about->namespace ? about->namespace : "",
-                                              about->name);
+    CLEANUP(free_charp)
+    char *key = xasprintf("%s/%s/%s", about->kind->kind, about->namespace ? about->namespace : "",
+                          about->name);
     struct known *k = entry(&r->budgets, key);
     if (k->last_ns)
         k->budget += (double)(now - k->last_ns) / (double)REFILL_NS;
@@ -106,7 +109,8 @@ static void on_done(const struct kube_result *res, void *ctx)
     log_debug("event not written", LERR(&res->err));
 }
 
-static void write_event(struct kube_events_recorder *r, enum kube_verb verb, const char *ns, const char *name, json_t *body)
+static void write_event(struct kube_events_recorder *r, enum kube_verb verb, const char *ns,
+                        const char *name, json_t *body)
 {
     struct err e = {0};
     struct kube_call call = {
@@ -124,28 +128,32 @@ static void write_event(struct kube_events_recorder *r, enum kube_verb verb, con
 }
 
 static json_t *event_body(const struct kube_events_recorder *r, const struct kube_regarding *about,
-                          const struct known *k, const char *type, const char *reason, const char *action,
-                          const char *note)
+                          const struct known *k, const char *type, const char *reason,
+                          const char *action, const char *note)
 {
     char now[CLOCK_RFC3339_MAX];
     clock_rfc3339(clock_wall_ns(), 6, now);
-    json_t *regarding = json_pack("{s:s, s:s, s:s, s:s*, s:s*, s:s*}", "apiVersion", about->kind->api, "kind",
-                                  about->kind->kind, "name", about->name, "namespace", about->namespace, "uid",
-                                  about->uid, "resourceVersion", about->resource_version);
+    json_t *regarding =
+        json_pack("{s:s, s:s, s:s, s:s*, s:s*, s:s*}", "apiVersion", about->kind->api, "kind",
+                  about->kind->kind, "name", about->name, "namespace", about->namespace, "uid",
+                  about->uid, "resourceVersion", about->resource_version);
     json_t *note_text = json_stringn(note, strnlen(note, NOTE_MAX));
-    return json_pack("{s:{s:s, s:s}, s:s, s:s, s:s, s:s, s:s, s:s, s:o, s:o}", "metadata", "name", k->name,
-                     "namespace", k->namespace, "eventTime", now, "type", type, "reason", reason, "action", action,
-                     "reportingController", r->controller, "reportingInstance", r->instance, "regarding", regarding,
-                     "note", note_text ? note_text : json_string("(not UTF-8)"));
+    return json_pack("{s:{s:s, s:s}, s:s, s:s, s:s, s:s, s:s, s:s, s:o, s:o}", "metadata", "name",
+                     k->name, "namespace", k->namespace, "eventTime", now, "type", type, "reason",
+                     reason, "action", action, "reportingController", r->controller,
+                     "reportingInstance", r->instance, "regarding", regarding, "note",
+                     note_text ? note_text : json_string("(not UTF-8)"));
 }
 
-void kube_event(struct kube_events_recorder *r, const struct kube_regarding *about, const char *type,
-                const char *reason, const char *action, const char *note)
+void kube_event(struct kube_events_recorder *r, const struct kube_regarding *about,
+                const char *type, const char *reason, const char *action, const char *note)
 {
     uint64_t now = clock_mono_ns();
     char time[CLOCK_RFC3339_MAX];
-    CLEANUP(free_charp) char *key = xasprintf("%s/%s/%s/%s/%s/%s", about->kind->kind,
-                                              about->namespace ? about->namespace : "", about->name, type, reason, note);
+    CLEANUP(free_charp)
+    char *key =
+        xasprintf("%s/%s/%s/%s/%s/%s", about->kind->kind, about->namespace ? about->namespace : "",
+                  about->name, type, reason, note);
     struct known *k = entry(&r->known, key);
     if (!within_budget(r, about, now))
         return;
@@ -154,7 +162,8 @@ void kube_event(struct kube_events_recorder *r, const struct kube_regarding *abo
         k->count++;
         clock_rfc3339(clock_wall_ns(), 6, time);
         write_event(r, KUBE_PATCH, k->namespace, k->name,
-             json_pack("{s:{s:i, s:s}}", "series", "count", (int)k->count, "lastObservedTime", time));
+                    json_pack("{s:{s:i, s:s}}", "series", "count", (int)k->count,
+                              "lastObservedTime", time));
         return;
     }
     free(k->name);
@@ -163,5 +172,6 @@ void kube_event(struct kube_events_recorder *r, const struct kube_regarding *abo
     k->name = xasprintf("%.200s.%016llx", about->name, (unsigned long long)rng_secret_u64());
     k->count = 1;
     k->last_ns = now;
-    write_event(r, KUBE_CREATE, k->namespace, NULL, event_body(r, about, k, type, reason, action, note));
+    write_event(r, KUBE_CREATE, k->namespace, NULL,
+                event_body(r, about, k, type, reason, action, note));
 }

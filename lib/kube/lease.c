@@ -11,15 +11,15 @@ struct kube_lease {
     struct kube_client *client;
     struct kube_lease_config cfg;
     char *namespace, *name, *identity;
-    uv_timer_t timer;     /* next try, or the end of a release */
-    uv_timer_t deadline;  /* leader: last renewal + renew deadline */
+    uv_timer_t timer;    /* next try, or the end of a release */
+    uv_timer_t deadline; /* leader: last renewal + renew deadline */
     struct rng rng;
-    char *rv, *record;    /* what was last seen, and its raw text */
+    char *rv, *record; /* what was last seen, and its raw text */
     char *holder, *acquired_at;
     uint64_t observed_ns; /* local time at which `record` last changed */
     uint64_t renewed_ns, sent_ns;
     int64_t transitions;
-    int64_t duration_s;   /* as the holder wrote it */
+    int64_t duration_s; /* as the holder wrote it */
     bool leading, lost, busy, releasing, closed;
     unsigned open_handles;
     void (*released)(void *ctx);
@@ -77,7 +77,8 @@ static void lose(struct kube_lease *l)
     l->lost = true;
     uv_timer_stop(&l->timer);
     uv_timer_stop(&l->deadline);
-    log_error("leadership lost: no longer writing", LS("lease", l->name), LS("identity", l->identity));
+    log_error("leadership lost: no longer writing", LS("lease", l->name),
+              LS("identity", l->identity));
     if (l->cfg.on_lost)
         l->cfg.on_lost(l->cfg.ctx);
 }
@@ -123,9 +124,10 @@ static json_t *body(const struct kube_lease *l, bool release)
     if (l->rv && *l->rv)
         json_object_set_new(meta, "resourceVersion", json_string(l->rv));
     int64_t seconds = (l->cfg.duration_ms + 999) / 1000;
-    return json_pack("{s:o, s:{s:s, s:I, s:s, s:s, s:I}}", "metadata", meta, "spec", "holderIdentity",
-                     release ? "" : l->identity, "leaseDurationSeconds", (json_int_t)(release ? 1 : seconds),
-                     "acquireTime", ours && *l->acquired_at ? l->acquired_at : now, "renewTime", now,
+    return json_pack("{s:o, s:{s:s, s:I, s:s, s:s, s:I}}", "metadata", meta, "spec",
+                     "holderIdentity", release ? "" : l->identity, "leaseDurationSeconds",
+                     (json_int_t)(release ? 1 : seconds), "acquireTime",
+                     ours && *l->acquired_at ? l->acquired_at : now, "renewTime", now,
                      "leaseTransitions", (json_int_t)(l->transitions + (l->rv && *l->rv && !ours)));
 }
 
@@ -241,8 +243,8 @@ static void attempt(struct kube_lease *l)
         request(l, KUBE_GET, NULL, on_read);
 }
 
-int kube_lease_start(struct kube_client *c, const struct kube_lease_config *cfg, struct kube_lease **out,
-                     struct err *e)
+int kube_lease_start(struct kube_client *c, const struct kube_lease_config *cfg,
+                     struct kube_lease **out, struct err *e)
 {
     struct kube_lease *l = xcalloc(1, sizeof *l);
     l->client = c;
@@ -250,9 +252,11 @@ int kube_lease_start(struct kube_client *c, const struct kube_lease_config *cfg,
     l->cfg.duration_ms = cfg->duration_ms ? cfg->duration_ms : 15000;
     l->cfg.renew_deadline_ms = cfg->renew_deadline_ms ? cfg->renew_deadline_ms : 10000;
     l->cfg.retry_ms = cfg->retry_ms ? cfg->retry_ms : 2000;
-    if (l->cfg.duration_ms <= l->cfg.renew_deadline_ms || l->cfg.renew_deadline_ms <= l->cfg.retry_ms * 6 / 5) {
+    if (l->cfg.duration_ms <= l->cfg.renew_deadline_ms ||
+        l->cfg.renew_deadline_ms <= l->cfg.retry_ms * 6 / 5) {
         free(l);
-        return err_set(e, EINVAL, "lease times must satisfy duration > renew deadline > 1.2 x retry period");
+        return err_set(e, EINVAL,
+                       "lease times must satisfy duration > renew deadline > 1.2 x retry period");
     }
     l->namespace = xstrdup(cfg->namespace);
     l->name = xstrdup(cfg->name);

@@ -67,14 +67,15 @@ static void arm(struct queue *q)
 {
     uint64_t due = q->n_ready ? 1 : 0, now = clock_mono_ns();
     struct item *i, *tmp;
-    HASH_ITER(hh, q->items, i, tmp) {
+    HASH_ITER (hh, q->items, i, tmp) {
         if (i->due_ns && (!due || i->due_ns < due))
             due = i->due_ns;
     }
     if (!due || q->freed)
         uv_timer_stop(&q->timer);
     else
-        uv_timer_start(&q->timer, on_timer, due > now ? (due - now + NS_PER_MS - 1) / NS_PER_MS : 0, 0);
+        uv_timer_start(&q->timer, on_timer, due > now ? (due - now + NS_PER_MS - 1) / NS_PER_MS : 0,
+                       0);
 }
 
 static void pump(struct queue *q)
@@ -96,7 +97,7 @@ static void on_timer(uv_timer_t *t)
     struct queue *q = t->data;
     uint64_t now = clock_mono_ns();
     struct item *i, *tmp;
-    HASH_ITER(hh, q->items, i, tmp) {
+    HASH_ITER (hh, q->items, i, tmp) {
         if (!i->due_ns || i->due_ns > now)
             continue;
         i->due_ns = 0;
@@ -132,7 +133,7 @@ static void on_closed(uv_handle_t *h)
 {
     struct queue *q = h->data;
     struct item *i, *tmp;
-    HASH_ITER(hh, q->items, i, tmp) {
+    HASH_ITER (hh, q->items, i, tmp) {
         HASH_DEL(q->items, i);
         free(i);
     }

@@ -2,49 +2,66 @@
 
 #include <errno.h>
 
-#define F(T, p, k, m) {.path = p, .kind = k, .offset = offsetof(struct T, m)}
-#define FR(T, p, k, m) {.path = p, .kind = k, .offset = offsetof(struct T, m), .required = true}
-#define FS(T, p, k, m, s) {.path = p, .kind = k, .offset = offsetof(struct T, m), .sub = &(s)}
-#define END {.path = NULL}
+#define F(T, p, k, m)                                                                              \
+    {                                                                                              \
+        .path = p, .kind = k, .offset = offsetof(struct T, m)                                      \
+    }
+#define FR(T, p, k, m)                                                                             \
+    {                                                                                              \
+        .path = p, .kind = k, .offset = offsetof(struct T, m), .required = true                    \
+    }
+#define FS(T, p, k, m, s)                                                                          \
+    {                                                                                              \
+        .path = p, .kind = k, .offset = offsetof(struct T, m), .sub = &(s)                         \
+    }
+#define END                                                                                        \
+    {                                                                                              \
+        .path = NULL                                                                               \
+    }
 #define VIEW(T, n, ...)                                                                            \
-    {.name = n, .size = sizeof(struct T), .fields = (const struct view_field[]){__VA_ARGS__, END}}
+    {                                                                                              \
+        .name = n, .size = sizeof(struct T), .fields = (const struct view_field[])                 \
+        {                                                                                          \
+            __VA_ARGS__, END                                                                       \
+        }                                                                                          \
+    }
 
 static const struct view owner_view =
     VIEW(kube_owner, "ownerReference", F(kube_owner, "apiVersion", VIEW_STR, api),
          F(kube_owner, "kind", VIEW_STR, kind), F(kube_owner, "name", VIEW_STR, name),
          F(kube_owner, "uid", VIEW_STR, uid), F(kube_owner, "controller", VIEW_BOOL, controller));
 
-const struct view kube_meta_view =
-    VIEW(kube_meta, "metadata", FR(kube_meta, "name", VIEW_STR, name),
-         F(kube_meta, "namespace", VIEW_STR, namespace), F(kube_meta, "uid", VIEW_STR, uid),
-         F(kube_meta, "resourceVersion", VIEW_STR, resource_version),
-         F(kube_meta, "generation", VIEW_INT, generation),
-         F(kube_meta, "creationTimestamp", VIEW_TIME, created_ns),
-         F(kube_meta, "deletionTimestamp", VIEW_TIME, deleted_ns),
-         F(kube_meta, "labels", VIEW_MAP, labels),
-         F(kube_meta, "annotations", VIEW_MAP, annotations),
-         FS(kube_meta, "ownerReferences", VIEW_LIST, owners, owner_view));
+const struct view kube_meta_view = VIEW(
+    kube_meta, "metadata", FR(kube_meta, "name", VIEW_STR, name),
+    F(kube_meta, "namespace", VIEW_STR, namespace), F(kube_meta, "uid", VIEW_STR, uid),
+    F(kube_meta, "resourceVersion", VIEW_STR, resource_version),
+    F(kube_meta, "generation", VIEW_INT, generation),
+    F(kube_meta, "creationTimestamp", VIEW_TIME, created_ns),
+    F(kube_meta, "deletionTimestamp", VIEW_TIME, deleted_ns),
+    F(kube_meta, "labels", VIEW_MAP, labels), F(kube_meta, "annotations", VIEW_MAP, annotations),
+    FS(kube_meta, "ownerReferences", VIEW_LIST, owners, owner_view));
 
-const struct view kube_condition_view =
-    VIEW(kube_condition, "condition", FR(kube_condition, "type", VIEW_STR, type),
-         FR(kube_condition, "status", VIEW_STR, status),
-         F(kube_condition, "reason", VIEW_STR, reason),
-         F(kube_condition, "message", VIEW_STR, message),
-         F(kube_condition, "lastTransitionTime", VIEW_TIME, since_ns),
-         F(kube_condition, "observedGeneration", VIEW_INT, observed_generation));
+const struct view kube_condition_view = VIEW(
+    kube_condition, "condition", FR(kube_condition, "type", VIEW_STR, type),
+    FR(kube_condition, "status", VIEW_STR, status), F(kube_condition, "reason", VIEW_STR, reason),
+    F(kube_condition, "message", VIEW_STR, message),
+    F(kube_condition, "lastTransitionTime", VIEW_TIME, since_ns),
+    F(kube_condition, "observedGeneration", VIEW_INT, observed_generation));
 
-#define META(T) {.path = "metadata", .kind = VIEW_OBJ, .offset = offsetof(struct T, meta), .required = true, .sub = &kube_meta_view}
+#define META(T)                                                                                    \
+    {                                                                                              \
+        .path = "metadata", .kind = VIEW_OBJ, .offset = offsetof(struct T, meta),                  \
+        .required = true, .sub = &kube_meta_view                                                   \
+    }
 
-static const struct view terminated_view =
-    VIEW(kube_terminated, "terminated", F(kube_terminated, "exitCode", VIEW_INT, exit_code),
-         F(kube_terminated, "signal", VIEW_INT, signal),
-         F(kube_terminated, "reason", VIEW_STR, reason),
-         F(kube_terminated, "message", VIEW_STR, message),
-         F(kube_terminated, "finishedAt", VIEW_TIME, finished_ns));
+static const struct view terminated_view = VIEW(
+    kube_terminated, "terminated", F(kube_terminated, "exitCode", VIEW_INT, exit_code),
+    F(kube_terminated, "signal", VIEW_INT, signal), F(kube_terminated, "reason", VIEW_STR, reason),
+    F(kube_terminated, "message", VIEW_STR, message),
+    F(kube_terminated, "finishedAt", VIEW_TIME, finished_ns));
 
 static const struct view container_status_view =
-    VIEW(kube_container_status, "containerStatus",
-         F(kube_container_status, "name", VIEW_STR, name),
+    VIEW(kube_container_status, "containerStatus", F(kube_container_status, "name", VIEW_STR, name),
          F(kube_container_status, "ready", VIEW_BOOL, ready),
          F(kube_container_status, "restartCount", VIEW_INT, restarts),
          F(kube_container_status, "state.waiting.reason", VIEW_STR, waiting_reason),
@@ -77,11 +94,10 @@ static const struct view bounds_view =
     VIEW(infd_bounds, "bounds", F(infd_bounds, "min", VIEW_INT, min),
          F(infd_bounds, "max", VIEW_INT, max));
 
-static const struct view parallelism_view =
-    VIEW(infd_parallelism, "parallelism", F(infd_parallelism, "tensor", VIEW_INT, tensor),
-         F(infd_parallelism, "pipeline", VIEW_INT, pipeline),
-         F(infd_parallelism, "expert", VIEW_INT, expert),
-         F(infd_parallelism, "data", VIEW_INT, data));
+static const struct view parallelism_view = VIEW(
+    infd_parallelism, "parallelism", F(infd_parallelism, "tensor", VIEW_INT, tensor),
+    F(infd_parallelism, "pipeline", VIEW_INT, pipeline),
+    F(infd_parallelism, "expert", VIEW_INT, expert), F(infd_parallelism, "data", VIEW_INT, data));
 
 static const struct view role_view =
     VIEW(infd_role, "role", F(infd_role, "replicas", VIEW_INT, replicas),
@@ -103,7 +119,7 @@ static const struct view role_status_view =
          F(infd_role_status, "updated", VIEW_INT, updated),
          F(infd_role_status, "summary", VIEW_STR, summary));
 
-#define I(p, k, m) F(kube_infd, p, k, m)
+#define I(p, k, m)     F(kube_infd, p, k, m)
 #define IS(p, k, m, s) FS(kube_infd, p, k, m, s)
 const struct view kube_infd_view = VIEW(
     kube_infd, "InferenceDeployment", META(kube_infd), I("spec.model.name", VIEW_STR, model_name),
@@ -111,7 +127,8 @@ const struct view kube_infd_view = VIEW(
     I("spec.model.maxContextTokens", VIEW_INT, model_max_context_tokens),
     I("spec.model.tokenSecret.name", VIEW_STR, model_secret_name),
     I("spec.model.tokenSecret.key", VIEW_STR, model_secret_key),
-    IS("spec.prefill", VIEW_OBJ, prefill, role_view), IS("spec.decode", VIEW_OBJ, decode, role_view),
+    IS("spec.prefill", VIEW_OBJ, prefill, role_view),
+    IS("spec.decode", VIEW_OBJ, decode, role_view),
     IS("spec.unified", VIEW_OBJ, unified, role_view), I("spec.standby.hot", VIEW_INT, standby_hot),
     I("spec.standby.warm", VIEW_INT, standby_warm),
     I("spec.standby.cachedNodes", VIEW_INT, standby_cached_nodes),
@@ -146,26 +163,24 @@ static const struct view decision_view =
          F(wp_decision, "from", VIEW_INT, from), F(wp_decision, "to", VIEW_INT, to),
          F(wp_decision, "reason", VIEW_STR, reason), F(wp_decision, "inputs", VIEW_STR, inputs));
 
-const struct view kube_wp_view =
-    VIEW(kube_wp, "WorkerPool", META(kube_wp),
-         F(kube_wp, "spec.inferenceDeployment", VIEW_STR, infd),
-         F(kube_wp, "spec.role", VIEW_STR, role), F(kube_wp, "spec.replicas", VIEW_INT, replicas),
-         FS(kube_wp, "spec.bounds", VIEW_OBJ, bounds, bounds_view),
-         F(kube_wp, "status.replicas", VIEW_INT, status_replicas),
-         F(kube_wp, "status.readyReplicas", VIEW_INT, ready_replicas),
-         F(kube_wp, "status.updatedReplicas", VIEW_INT, updated_replicas),
-         F(kube_wp, "status.observedGeneration", VIEW_INT, observed_generation),
-         F(kube_wp, "status.selector", VIEW_STR, selector),
-         FS(kube_wp, "status.conditions", VIEW_LIST, conditions, kube_condition_view),
-         FS(kube_wp, "status.decisions", VIEW_LIST, decisions, decision_view));
+const struct view kube_wp_view = VIEW(
+    kube_wp, "WorkerPool", META(kube_wp), F(kube_wp, "spec.inferenceDeployment", VIEW_STR, infd),
+    F(kube_wp, "spec.role", VIEW_STR, role), F(kube_wp, "spec.replicas", VIEW_INT, replicas),
+    FS(kube_wp, "spec.bounds", VIEW_OBJ, bounds, bounds_view),
+    F(kube_wp, "status.replicas", VIEW_INT, status_replicas),
+    F(kube_wp, "status.readyReplicas", VIEW_INT, ready_replicas),
+    F(kube_wp, "status.updatedReplicas", VIEW_INT, updated_replicas),
+    F(kube_wp, "status.observedGeneration", VIEW_INT, observed_generation),
+    F(kube_wp, "status.selector", VIEW_STR, selector),
+    FS(kube_wp, "status.conditions", VIEW_LIST, conditions, kube_condition_view),
+    FS(kube_wp, "status.decisions", VIEW_LIST, decisions, decision_view));
 
-static const struct view device_view =
-    VIEW(ninv_device, "device", F(ninv_device, "name", VIEW_STR, name),
-         F(ninv_device, "kind", VIEW_STR, kind), F(ninv_device, "model", VIEW_STR, model),
-         F(ninv_device, "isa", VIEW_STR, isa),
-         F(ninv_device, "memoryBytes", VIEW_INT, memory_bytes),
-         F(ninv_device, "milliCPUs", VIEW_INT, milli_cpus),
-         F(ninv_device, "healthy", VIEW_BOOL, healthy), F(ninv_device, "reason", VIEW_STR, reason));
+static const struct view device_view = VIEW(
+    ninv_device, "device", F(ninv_device, "name", VIEW_STR, name),
+    F(ninv_device, "kind", VIEW_STR, kind), F(ninv_device, "model", VIEW_STR, model),
+    F(ninv_device, "isa", VIEW_STR, isa), F(ninv_device, "memoryBytes", VIEW_INT, memory_bytes),
+    F(ninv_device, "milliCPUs", VIEW_INT, milli_cpus),
+    F(ninv_device, "healthy", VIEW_BOOL, healthy), F(ninv_device, "reason", VIEW_STR, reason));
 static const struct view model_view =
     VIEW(ninv_model, "model", F(ninv_model, "sha256", VIEW_STR, sha256),
          F(ninv_model, "source", VIEW_STR, source), F(ninv_model, "rung", VIEW_STR, rung),
@@ -192,14 +207,15 @@ const struct view kube_ninv_view =
 const struct kube_kind kube_pods = {"v1", "Pod", "pods", true, &kube_pod_view};
 const struct kube_kind kube_nodes = {"v1", "Node", "nodes", false, &kube_node_view};
 const struct kube_kind kube_secrets = {"v1", "Secret", "secrets", true, &kube_secret_view};
-const struct kube_kind kube_pdbs = {"policy/v1", "PodDisruptionBudget", "poddisruptionbudgets", true,
-                                    &kube_pdb_view};
+const struct kube_kind kube_pdbs = {"policy/v1", "PodDisruptionBudget", "poddisruptionbudgets",
+                                    true, &kube_pdb_view};
 const struct kube_kind kube_leases = {"coordination.k8s.io/v1", "Lease", "leases", true, NULL};
 const struct kube_kind kube_events = {"events.k8s.io/v1", "Event", "events", true, NULL};
 const struct kube_kind kube_infds = {BATON_API, "InferenceDeployment", "inferencedeployments", true,
                                      &kube_infd_view};
 const struct kube_kind kube_wps = {BATON_API, "WorkerPool", "workerpools", true, &kube_wp_view};
-const struct kube_kind kube_ninvs = {BATON_API, "NodeInventory", "nodeinventories", false, &kube_ninv_view};
+const struct kube_kind kube_ninvs = {BATON_API, "NodeInventory", "nodeinventories", false,
+                                     &kube_ninv_view};
 
 const char *kube_label(const struct kube_meta *m, const char *key)
 {
@@ -211,7 +227,8 @@ const char *kube_annotation(const struct kube_meta *m, const char *key)
     return view_map_get(&m->annotations, key);
 }
 
-const struct kube_condition *kube_condition_find(const struct view_list *conditions, const char *type)
+const struct kube_condition *kube_condition_find(const struct view_list *conditions,
+                                                 const char *type)
 {
     for (size_t i = 0; i < conditions->n; i++) {
         const struct kube_condition *c = VIEW_AT(struct kube_condition, *conditions, i);

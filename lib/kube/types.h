@@ -1,22 +1,23 @@
-/* types.h: the kinds that Baton reads or owns and their typed views (lib/json/view.h). Only the fields we use are listed.
- * A cached object is one allocation; members are borrowed from it. Absent strings are NULL, absent numbers 0 (ask the
- * has-bit where the difference matters). Schemas: manifests/crds; a test checks tables against them both ways. */
+/* types.h: the kinds that Baton reads or owns and their typed views (lib/json/view.h). Only the
+ * fields we use are listed. A cached object is one allocation; members are borrowed from it. Absent
+ * strings are NULL, absent numbers 0 (ask the has-bit where the difference matters). Schemas:
+ * manifests/crds; a test checks tables against them both ways. */
 #pragma once
 #include "lib/json/view.h"
 
-#define BATON_PREFIX "serving.baton.dev/"
-#define LABEL_INFD BATON_PREFIX "infd"
-#define LABEL_ROLE BATON_PREFIX "role"
-#define LABEL_RANK BATON_PREFIX "rank"
-#define LABEL_GROUP BATON_PREFIX "group"
-#define LABEL_REVISION BATON_PREFIX "revision"
+#define BATON_PREFIX      "serving.baton.dev/"
+#define LABEL_INFD        BATON_PREFIX "infd"
+#define LABEL_ROLE        BATON_PREFIX "role"
+#define LABEL_RANK        BATON_PREFIX "rank"
+#define LABEL_GROUP       BATON_PREFIX "group"
+#define LABEL_REVISION    BATON_PREFIX "revision"
 #define ANN_LAST_REPLICAS BATON_PREFIX "last-infd-replicas"
-#define ANN_EPOCH BATON_PREFIX "epoch"
-#define ANN_LAST_CRASH BATON_PREFIX "last-crash"
+#define ANN_EPOCH         BATON_PREFIX "epoch"
+#define ANN_LAST_CRASH    BATON_PREFIX "last-crash"
 #define ANN_BACKOFF_UNTIL BATON_PREFIX "backoff-until"
-#define ANN_ACTUAL_ROLE BATON_PREFIX "actual-role"
-#define ANN_INCARNATION BATON_PREFIX "incarnation"
-#define GATE_ROLE BATON_PREFIX "role"
+#define ANN_ACTUAL_ROLE   BATON_PREFIX "actual-role"
+#define ANN_INCARNATION   BATON_PREFIX "incarnation"
+#define GATE_ROLE         BATON_PREFIX "role"
 
 /* A kind as the API names it. view is NULL for kinds that are only written or handled as JSON. */
 struct kube_kind {
@@ -25,8 +26,8 @@ struct kube_kind {
     bool namespaced;
     const struct view *view;
 };
-extern const struct kube_kind kube_pods, kube_nodes, kube_secrets, kube_pdbs, kube_leases, kube_events,
-    kube_infds, kube_wps, kube_ninvs;
+extern const struct kube_kind kube_pods, kube_nodes, kube_secrets, kube_pdbs, kube_leases,
+    kube_events, kube_infds, kube_wps, kube_ninvs;
 
 struct kube_owner {
     uint64_t has;
@@ -65,8 +66,8 @@ struct kube_container_status {
     const char *name;
     bool ready;
     int64_t restarts;
-    const char *waiting_reason;             /* "CrashLoopBackOff" */
-    struct kube_terminated now, last;       /* state.terminated, lastState.terminated */
+    const char *waiting_reason;       /* "CrashLoopBackOff" */
+    struct kube_terminated now, last; /* state.terminated, lastState.terminated */
 };
 struct kube_pod {
     uint64_t has;
@@ -134,7 +135,7 @@ struct kube_infd {
     int64_t standby_hot, standby_warm, standby_cached_nodes;
     const char *slo_ttft, *slo_tpot; /* "500ms", "2s" */
     int64_t slo_percentile;
-    const char *scaling_mode; /* Baton, External, Off */
+    const char *scaling_mode;          /* Baton, External, Off */
     const char *ratio_min, *ratio_max; /* prefill groups per decode group */
     int64_t budget_groups;
     const char *scale_down_window;
@@ -144,7 +145,8 @@ struct kube_infd {
     struct view_list kv_tiers; /* struct infd_tier */
     int64_t max_unavailable, max_surge;
     const char *drain_timeout;
-    const char *engine_image, *engine_template; /* template: JSON text of a pod template; present = foreign engine */
+    const char *engine_image,
+        *engine_template; /* template: JSON text of a pod template; present = foreign engine */
     int64_t engine_port;
     /* status */
     int64_t observed_generation;
@@ -172,8 +174,8 @@ struct kube_wp {
     struct view_list decisions;  /* struct wp_decision, newest first */
 };
 
-/* NodeInventory (ninv): cluster-scoped, named as its Node and owned by it; the agent applies the object and then its status
- * subresource (field manager baton-agent). */
+/* NodeInventory (ninv): cluster-scoped, named as its Node and owned by it; the agent applies the
+ * object and then its status subresource (field manager baton-agent). */
 struct ninv_device {
     uint64_t has;
     const char *name, *kind, *model, *isa; /* "cpu0"; cpu or gpu; "NVIDIA H100"; "avx512" */
@@ -204,12 +206,13 @@ struct kube_ninv {
     struct view_list devices, models, tiers, links; /* the structs above */
 };
 
-extern const struct view kube_meta_view, kube_pod_view, kube_node_view, kube_secret_view, kube_pdb_view, kube_infd_view, kube_wp_view,
-    kube_ninv_view, kube_condition_view;
+extern const struct view kube_meta_view, kube_pod_view, kube_node_view, kube_secret_view,
+    kube_pdb_view, kube_infd_view, kube_wp_view, kube_ninv_view, kube_condition_view;
 
 const char *kube_label(const struct kube_meta *m, const char *key);      /* NULL when absent */
 const char *kube_annotation(const struct kube_meta *m, const char *key); /* NULL when absent */
-const struct kube_condition *kube_condition_find(const struct view_list *conditions, const char *type);
+const struct kube_condition *kube_condition_find(const struct view_list *conditions,
+                                                 const char *type);
 bool kube_condition_true(const struct view_list *conditions, const char *type);
 const struct kube_owner *kube_controller_of(const struct kube_meta *m); /* NULL when none */
 /* "300ms", "2s", "5m" in nanoseconds; 0 or -EINVAL. NULL gives dflt_ns. */

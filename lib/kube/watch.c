@@ -9,10 +9,10 @@
 #include <stdlib.h>
 #include <uthash.h>
 
-#define FRAME_MAX (8u << 20)
-#define LIST_MAX (256u << 20)
-#define HEALTHY_NS (120 * NS_PER_S)
-#define QUICK_NS (1 * NS_PER_S)
+#define FRAME_MAX   (8u << 20)
+#define LIST_MAX    (256u << 20)
+#define HEALTHY_NS  (120 * NS_PER_S)
+#define QUICK_NS    (1 * NS_PER_S)
 #define INITIAL_END "k8s.io/initial-events-end"
 
 struct seen {
@@ -33,13 +33,13 @@ struct kube_watch {
     struct rng rng;
     uint64_t round, opened_ns;
     unsigned failures;
-    char *rv;                   /* where to go on watching; NULL: list first */
-    bool no_streaming;          /* the server refused sendInitialEvents */
-    bool initial;               /* inside a streaming list */
-    bool list_latest;           /* "0" was too old: ask for the most recent */
+    char *rv;          /* where to go on watching; NULL: list first */
+    bool no_streaming; /* the server refused sendInitialEvents */
+    bool initial;      /* inside a streaming list */
+    bool list_latest;  /* "0" was too old: ask for the most recent */
     bool synced, connected;
-    bool relist, failed;        /* verdict of the current stream */
-    unsigned depth;             /* inside callbacks */
+    bool relist, failed; /* verdict of the current stream */
+    unsigned depth;      /* inside callbacks */
     bool stopped;
 };
 
@@ -54,7 +54,7 @@ static void on_closed(uv_handle_t *h)
 {
     struct kube_watch *w = h->data;
     struct seen *s, *tmp;
-    HASH_ITER(hh, w->seen, s, tmp) {
+    HASH_ITER (hh, w->seen, s, tmp) {
         HASH_DEL(w->seen, s);
         free(s->uid);
         free(s);
@@ -85,7 +85,8 @@ void kube_watch_stop(struct kube_watch *w)
         dispose(w);
 }
 
-/* Callbacks may stop the watch: enter/leave keep it alive until the outermost one returns. False: it is gone. */
+/* Callbacks may stop the watch: enter/leave keep it alive until the outermost one returns. False:
+ * it is gone. */
 static void enter(struct kube_watch *w)
 {
     w->depth++;
@@ -185,13 +186,13 @@ static void absent(struct kube_watch *w, json_t *object)
 static void sweep(struct kube_watch *w)
 {
     struct seen *s, *tmp;
-    HASH_ITER(hh, w->seen, s, tmp) {
+    HASH_ITER (hh, w->seen, s, tmp) {
         if (s->round == w->round)
             continue;
         const char *slash = strchr(s->key, '/');
-        CLEANUP(json_decrefp) json_t *o =
-            json_pack("{s:{s:s#, s:s, s:s}}", "metadata", "namespace", s->key, (int)(slash - s->key), "name",
-                      slash + 1, "uid", s->uid);
+        CLEANUP(json_decrefp)
+        json_t *o = json_pack("{s:{s:s#, s:s, s:s}}", "metadata", "namespace", s->key,
+                              (int)(slash - s->key), "name", slash + 1, "uid", s->uid);
         forget(w, s);
         w->cfg.on_event(KUBE_DELETED, o, w->cfg.ctx);
         if (w->stopped)
@@ -335,7 +336,8 @@ static void on_list_done(const struct http_response *r, void *ctx)
     if (r->status != 200 || r->error) {
         if (r->status == 410 || r->status == 504)
             w->list_latest = true;
-        err_set(&e, EIO, "HTTP %d to the list%s%s", r->status, r->error ? ": " : "", r->error ? r->error : "");
+        err_set(&e, EIO, "HTTP %d to the list%s%s", r->status, r->error ? ": " : "",
+                r->error ? r->error : "");
         fail(w, &e, 0);
         return;
     }
@@ -389,9 +391,8 @@ static void start(struct kube_watch *w, const char *query, const struct http_req
 static void begin(struct kube_watch *w)
 {
     char query[512];
-    unsigned timeout = w->cfg.watch_timeout_s
-                           ? w->cfg.watch_timeout_s
-                           : (unsigned)(300 + rng_below(&w->rng, 301));
+    unsigned timeout =
+        w->cfg.watch_timeout_s ? w->cfg.watch_timeout_s : (unsigned)(300 + rng_below(&w->rng, 301));
     struct http_request stream = {
         .silence_timeout_ms = w->cfg.silence_ms,
         .on_headers = on_headers,
@@ -399,7 +400,8 @@ static void begin(struct kube_watch *w)
         .on_done = on_stream_done,
         .ctx = w,
     };
-    struct http_request list = {.timeout_ms = 60000, .max_body_bytes = LIST_MAX, .on_done = on_list_done, .ctx = w};
+    struct http_request list = {
+        .timeout_ms = 60000, .max_body_bytes = LIST_MAX, .on_done = on_list_done, .ctx = w};
     w->initial = false;
     if (!w->rv && w->no_streaming) {
         start(w, w->list_latest ? "resourceVersion=" : "resourceVersion=0", &list);
@@ -409,17 +411,19 @@ static void begin(struct kube_watch *w)
         w->initial = true;
         w->round++;
         snprintf(query, sizeof query,
-                 "watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true&timeoutSeconds=%u",
+                 "watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&"
+                 "allowWatchBookmarks=true&timeoutSeconds=%u",
                  timeout);
     } else {
-        snprintf(query, sizeof query, "watch=1&allowWatchBookmarks=true&timeoutSeconds=%u&resourceVersion=%s", timeout,
+        snprintf(query, sizeof query,
+                 "watch=1&allowWatchBookmarks=true&timeoutSeconds=%u&resourceVersion=%s", timeout,
                  w->rv);
     }
     start(w, query, &stream);
 }
 
-int kube_watch_start(struct kube_client *c, const struct kube_watch_config *cfg, struct kube_watch **out,
-                     struct err *e)
+int kube_watch_start(struct kube_client *c, const struct kube_watch_config *cfg,
+                     struct kube_watch **out, struct err *e)
 {
     struct kube_watch *w = xcalloc(1, sizeof *w);
     int rc = uv_timer_init(kube_loop(c), &w->timer);

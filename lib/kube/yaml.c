@@ -125,16 +125,18 @@ static json_t *node(struct reader *r, const yaml_event_t *ev)
     r->depth++;
     switch ((int)ev->type) {
     case YAML_SCALAR_EVENT:
-        v = ev->data.scalar.anchor ? (bad(r, ev, "anchors are not supported"), NULL) : scalar(r, ev);
+        v = ev->data.scalar.anchor ? (bad(r, ev, "anchors are not supported"), NULL)
+                                   : scalar(r, ev);
         break;
     case YAML_SEQUENCE_START_EVENT:
-        v = ev->data.sequence_start.anchor ? (bad(r, ev, "anchors are not supported"), NULL) : sequence(r);
+        v = ev->data.sequence_start.anchor ? (bad(r, ev, "anchors are not supported"), NULL)
+                                           : sequence(r);
         break;
     case YAML_MAPPING_START_EVENT:
-        v = ev->data.mapping_start.anchor ? (bad(r, ev, "anchors are not supported"), NULL) : mapping(r);
+        v = ev->data.mapping_start.anchor ? (bad(r, ev, "anchors are not supported"), NULL)
+                                          : mapping(r);
         break;
-    default:
-        bad(r, ev, "aliases are not supported");
+    default: bad(r, ev, "aliases are not supported");
     }
     r->depth--;
     return v;
@@ -144,7 +146,8 @@ json_t *yaml_parse_all(struct str text, size_t max_bytes, struct err *e)
 {
     struct reader r = {.e = e};
     if (text.n > max_bytes) {
-        err_set(e, EMSGSIZE, "YAML of %zu bytes is larger than the limit of %zu", text.n, max_bytes);
+        err_set(e, EMSGSIZE, "YAML of %zu bytes is larger than the limit of %zu", text.n,
+                max_bytes);
         return NULL;
     }
     if (!yaml_parser_initialize(&r.parser)) {

@@ -1,5 +1,6 @@
-/* rec_world.h: an API server and kubelet in miniature for tests of reconcile(): applies actions, makes pods ready, ends
- * those that are deleted. Everything is in one struct; strings are in an arena that lives as long as it. */
+/* rec_world.h: an API server and kubelet in miniature for tests of reconcile(): applies actions,
+ * makes pods ready, ends those that are deleted. Everything is in one struct; strings are in an
+ * arena that lives as long as it. */
 #pragma once
 #include "lib/base/rng.h"
 #include "lib/decide/reconcile.h"
@@ -11,7 +12,7 @@
 #include <cmocka.h>
 
 #define WORLD_PODS 256
-#define S_NS 1000000000ull
+#define S_NS       1000000000ull
 
 struct world_pod {
     struct rec_pod p;
@@ -41,12 +42,24 @@ static inline void world_init(struct world *w, int32_t prefill, int32_t decode)
     memset(w, 0, sizeof *w);
     arena_init(&w->arena, 64u << 20);
     w->now = 1700000000ull * S_NS;
-    w->s = (struct rec_snapshot){.name = "chat", .namespace = "default", .uid = "infd-uid", .model_name = "m", .url = "http://r",
-                                 .generation = 1, .created_ns = w->now, .max_unavailable = 0, .max_surge = 1};
+    w->s = (struct rec_snapshot){.name = "chat",
+                                 .namespace = "default",
+                                 .uid = "infd-uid",
+                                 .model_name = "m",
+                                 .url = "http://r",
+                                 .generation = 1,
+                                 .created_ns = w->now,
+                                 .max_unavailable = 0,
+                                 .max_surge = 1};
     for (int i = 0; i < REC_ROLES; i++) {
         struct rec_role_spec *r = &w->s.roles[i];
-        *r = (struct rec_role_spec){.replicas = -1, .bounds_min = -1, .bounds_max = -1, .revision = "r1"};
-        r->pool = (struct rec_pool){.replicas = -1, .last_replicas = -1, .bounds_min = -1, .bounds_max = -1, .pdb_min_available = -1};
+        *r = (struct rec_role_spec){
+            .replicas = -1, .bounds_min = -1, .bounds_max = -1, .revision = "r1"};
+        r->pool = (struct rec_pool){.replicas = -1,
+                                    .last_replicas = -1,
+                                    .bounds_min = -1,
+                                    .bounds_max = -1,
+                                    .pdb_min_available = -1};
     }
     w->s.roles[REC_PREFILL].wanted = w->s.roles[REC_DECODE].wanted = true;
     w->s.roles[REC_PREFILL].replicas = prefill;
@@ -69,15 +82,20 @@ static inline const struct rec_snapshot *world_snapshot(struct world *w)
     return &w->s;
 }
 
-static inline struct rec_pod *world_add_pod(struct world *w, enum rec_role role, const char *name, const char *revision, bool ready)
+static inline struct rec_pod *world_add_pod(struct world *w, enum rec_role role, const char *name,
+                                            const char *revision, bool ready)
 {
     for (size_t i = 0; i < WORLD_PODS; i++) {
         if (w->pods[i].there)
             continue;
         w->pods[i].there = true;
-        w->pods[i].p = (struct rec_pod){.name = arena_dup(&w->arena, str_c(name)), .uid = world_text(w, "uid-", ++w->uid),
-                                        .resource_version = world_text(w, "", ++w->rv), .role = role,
-                                        .revision = arena_dup(&w->arena, str_c(revision)), .ready = ready, .created_ns = w->now};
+        w->pods[i].p = (struct rec_pod){.name = arena_dup(&w->arena, str_c(name)),
+                                        .uid = world_text(w, "uid-", ++w->uid),
+                                        .resource_version = world_text(w, "", ++w->rv),
+                                        .role = role,
+                                        .revision = arena_dup(&w->arena, str_c(revision)),
+                                        .ready = ready,
+                                        .created_ns = w->now};
         return &w->pods[i].p;
     }
     fail_msg("too many pods");
@@ -104,7 +122,8 @@ static inline int world_count(struct world *w, enum rec_role role, bool only_rea
     int n = 0;
     for (size_t i = 0; i < WORLD_PODS; i++) {
         const struct rec_pod *p = &w->pods[i].p;
-        n += w->pods[i].there && p->role == role && !p->deleting && !p->failed && (p->ready || !only_ready);
+        n += w->pods[i].there && p->role == role && !p->deleting && !p->failed &&
+             (p->ready || !only_ready);
     }
     return n;
 }
@@ -119,9 +138,15 @@ static inline void world_make_pool(struct world *w, const struct rec_action *a)
     struct rec_role_spec *r = &w->s.roles[a->role];
     int32_t pdb = r->pool.pdb_min_available;
     assert_false(r->pool.exists);
-    r->pool = (struct rec_pool){.exists = true, .ours = true, .uid = world_text(w, "wp-", ++w->uid),
-                                .resource_version = world_text(w, "", ++w->rv), .generation = 1, .replicas = a->number,
-                                .last_replicas = a->recorded, .bounds_min = r->bounds_min, .bounds_max = r->bounds_max,
+    r->pool = (struct rec_pool){.exists = true,
+                                .ours = true,
+                                .uid = world_text(w, "wp-", ++w->uid),
+                                .resource_version = world_text(w, "", ++w->rv),
+                                .generation = 1,
+                                .replicas = a->number,
+                                .last_replicas = a->recorded,
+                                .bounds_min = r->bounds_min,
+                                .bounds_max = r->bounds_max,
                                 .pdb_min_available = pdb};
 }
 
@@ -185,12 +210,8 @@ static inline void world_apply(struct world *w, const struct rec_action *a)
 {
     struct rec_pool *p = a->role < REC_ROLES ? world_pool(w, a->role) : NULL;
     switch (a->kind) {
-    case REC_CREATE_SECRET:
-        w->s.secret = REC_SECRET_OURS;
-        break;
-    case REC_CREATE_POOL:
-        world_make_pool(w, a);
-        break;
+    case REC_CREATE_SECRET: w->s.secret = REC_SECRET_OURS; break;
+    case REC_CREATE_POOL: world_make_pool(w, a); break;
     case REC_APPLY_POOL:
         p->bounds_min = w->s.roles[a->role].bounds_min;
         p->bounds_max = w->s.roles[a->role].bounds_max;
@@ -209,19 +230,16 @@ static inline void world_apply(struct world *w, const struct rec_action *a)
         w->recorded++;
         break;
     case REC_DELETE_POOL:
-        *p = (struct rec_pool){.replicas = -1, .last_replicas = -1, .bounds_min = -1, .bounds_max = -1, .pdb_min_available = -1};
+        *p = (struct rec_pool){.replicas = -1,
+                               .last_replicas = -1,
+                               .bounds_min = -1,
+                               .bounds_max = -1,
+                               .pdb_min_available = -1};
         break;
-    case REC_APPLY_PDB:
-        p->pdb_min_available = a->number;
-        break;
-    case REC_POOL_STATUS:
-        world_pool_status(w, a->role);
-        break;
-    case REC_STATUS:
-        world_status(w);
-        break;
-    default:
-        world_pod_action(w, a);
+    case REC_APPLY_PDB: p->pdb_min_available = a->number; break;
+    case REC_POOL_STATUS: world_pool_status(w, a->role); break;
+    case REC_STATUS: world_status(w); break;
+    default: world_pod_action(w, a);
     }
 }
 
@@ -262,7 +280,8 @@ static inline void world_settle(struct world *w)
              w->plan.n ? rec_kind_name(w->plan.actions[0].kind) : "none");
 }
 
-static inline const struct rec_action *world_action(const struct world *w, enum rec_kind kind, size_t nth)
+static inline const struct rec_action *world_action(const struct world *w, enum rec_kind kind,
+                                                    size_t nth)
 {
     for (size_t i = 0; i < w->plan.n; i++)
         if (w->plan.actions[i].kind == kind && nth-- == 0)

@@ -126,12 +126,14 @@ static void an_edited_number_scales_first_and_records_then(void **state)
     w.s.roles[REC_DECODE].replicas = 2;
     world_turn(&w, 0);
     assert_int_equal(w.plan.actions[0].kind, REC_SCALE_POOL);
-    assert_string_equal(w.plan.actions[0].resource_version, world_pool(&w, REC_DECODE)->resource_version);
+    assert_string_equal(w.plan.actions[0].resource_version,
+                        world_pool(&w, REC_DECODE)->resource_version);
     assert_int_equal(w.plan.actions[1].kind, REC_RECORD_POOL);
     assert_int_equal(w.plan.actions[1].recorded, 2);
     world_turn(&w, 1); /* killed between the two */
     world_turn(&w, 0);
-    assert_int_equal(w.plan.actions[0].kind, REC_RECORD_POOL); /* already at the number: only record */
+    assert_int_equal(w.plan.actions[0].kind,
+                     REC_RECORD_POOL); /* already at the number: only record */
     world_settle(&w);
     assert_int_equal(w.scaled, 1);
     assert_int_equal(world_count(&w, REC_DECODE, true), 2);
@@ -145,7 +147,12 @@ static void a_role_that_changes_to_bounds_forgets_the_recorded_number(void **sta
     world_init(&w, 1, 2);
     world_settle(&w);
     struct rec_role_spec *d = &w.s.roles[REC_DECODE];
-    *d = (struct rec_role_spec){.wanted = true, .replicas = -1, .bounds_min = 1, .bounds_max = 4, .revision = "r1", .pool = d->pool};
+    *d = (struct rec_role_spec){.wanted = true,
+                                .replicas = -1,
+                                .bounds_min = 1,
+                                .bounds_max = 4,
+                                .revision = "r1",
+                                .pool = d->pool};
     world_settle(&w);
     assert_int_equal(d->pool.last_replicas, -1);
     assert_int_equal(d->pool.bounds_max, 4);
@@ -240,7 +247,8 @@ static void a_loaded_standby_worker_takes_the_role_that_misses_one(void **state)
     w.s.roles[REC_DECODE].replicas = 2;
     world_turn(&w, SIZE_MAX);
     assert_int_equal(w.flipped, 1);
-    assert_int_equal(world_action(&w, REC_CREATE_POD, 0)->role, REC_STANDBY); /* backfilled behind */
+    assert_int_equal(world_action(&w, REC_CREATE_POD, 0)->role,
+                     REC_STANDBY); /* backfilled behind */
     world_settle(&w);
     assert_int_equal(world_count(&w, REC_DECODE, true), 2);
     assert_int_equal(world_count(&w, REC_STANDBY, false), 1);
@@ -327,7 +335,9 @@ static void a_failed_pod_is_replaced_and_the_next_failure_waits_longer(void **st
         assert_non_null(a);
         assert_string_equal(a->crash, "{\"exitCode\":137}");
         uint64_t wait = a->backoff_until_ns - w.now;
-        assert_int_equal(wait, last == 0 ? REC_BACKOFF_MIN_NS : last * 2 < REC_BACKOFF_MAX_NS ? last * 2 : REC_BACKOFF_MAX_NS);
+        assert_int_equal(wait, last == 0                       ? REC_BACKOFF_MIN_NS
+                               : last * 2 < REC_BACKOFF_MAX_NS ? last * 2
+                                                               : REC_BACKOFF_MAX_NS);
         last = wait;
         world_kubelet(&w);
     }
@@ -336,7 +346,8 @@ static void a_failed_pod_is_replaced_and_the_next_failure_waits_longer(void **st
     p->failed = true;
     p->failed_ns = w.now;
     world_turn(&w, SIZE_MAX);
-    assert_int_equal(world_action(&w, REC_CREATE_POD, 0)->backoff_until_ns - w.now, REC_BACKOFF_MIN_NS);
+    assert_int_equal(world_action(&w, REC_CREATE_POD, 0)->backoff_until_ns - w.now,
+                     REC_BACKOFF_MIN_NS);
     world_fini(&w);
 }
 
@@ -379,7 +390,8 @@ static void the_older_of_two_with_one_model_name_serves(void **state)
     struct world w;
     (void)state;
     world_init(&w, 1, 1);
-    struct rec_rival rivals[] = {{"other", "other-uid", "m", w.s.created_ns - 1}, {"chat", "infd-uid", "m", w.s.created_ns}};
+    struct rec_rival rivals[] = {{"other", "other-uid", "m", w.s.created_ns - 1},
+                                 {"chat", "infd-uid", "m", w.s.created_ns}};
     w.s.rivals = rivals;
     w.s.n_rivals = 2;
     world_turn(&w, SIZE_MAX);
@@ -508,7 +520,10 @@ static void lost_annotations_and_pools_are_made_good_without_touching_pods(void 
     world_init(&w, 2, 2);
     world_settle(&w);
     world_pool(&w, REC_DECODE)->last_replicas = -1; /* kubectl replace --force drops them */
-    *world_pool(&w, REC_PREFILL) = (struct rec_pool){.replicas = -1, .last_replicas = -1, .bounds_min = -1, .bounds_max = -1,
+    *world_pool(&w, REC_PREFILL) = (struct rec_pool){.replicas = -1,
+                                                     .last_replicas = -1,
+                                                     .bounds_min = -1,
+                                                     .bounds_max = -1,
                                                      .pdb_min_available = -1};
     w.s.secret = REC_SECRET_ABSENT;
     world_settle(&w);
@@ -529,7 +544,8 @@ int main(void)
         cmocka_unit_test(a_number_set_by_kubectl_scale_is_kept),
         cmocka_unit_test(an_edited_number_scales_first_and_records_then),
         cmocka_unit_test(a_role_that_changes_to_bounds_forgets_the_recorded_number),
-        cmocka_unit_test(a_role_with_bounds_starts_at_their_minimum_and_one_without_anything_at_one),
+        cmocka_unit_test(
+            a_role_with_bounds_starts_at_their_minimum_and_one_without_anything_at_one),
         cmocka_unit_test(one_pool_that_shrinks_gives_its_pods_to_one_that_grows),
         cmocka_unit_test(pods_of_another_revision_are_not_given_away),
         cmocka_unit_test(a_role_gives_away_an_unready_pod_while_it_can_spare_no_ready_one),

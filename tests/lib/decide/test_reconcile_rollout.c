@@ -14,7 +14,8 @@ static int of_revision(struct world *w, enum rec_role role, const char *revision
     int n = 0;
     for (size_t i = 0; i < WORLD_PODS; i++) {
         const struct rec_pod *p = &w->pods[i].p;
-        n += w->pods[i].there && p->role == role && !p->deleting && strcmp(p->revision, revision) == 0 && (p->ready || !ready);
+        n += w->pods[i].there && p->role == role && !p->deleting &&
+             strcmp(p->revision, revision) == 0 && (p->ready || !ready);
     }
     return n;
 }
@@ -41,7 +42,8 @@ static void check_budget(struct world *w, int n, int unavailable, int surge)
 {
     int ready = world_count(w, REC_DECODE, true), all = world_count(w, REC_DECODE, false);
     if (ready < n - unavailable || all > n + surge)
-        fail_msg("N=%d maxUnavailable=%d maxSurge=%d: %d ready, %d there", n, unavailable, surge, ready, all);
+        fail_msg("N=%d maxUnavailable=%d maxSurge=%d: %d ready, %d there", n, unavailable, surge,
+                 ready, all);
 }
 
 static void a_rollout_keeps_its_budget_for_every_size_and_order(void **state)
@@ -58,7 +60,8 @@ static void a_rollout_keeps_its_budget_for_every_size_and_order(void **state)
                     w.s.max_surge = s;
                     world_settle(&w);
                     new_revision(&w, "r2");
-                    for (int i = 0; i < 400 && (world_turn(&w, SIZE_MAX) || kubelet_one(&w, &r)); i++) {
+                    for (int i = 0; i < 400 && (world_turn(&w, SIZE_MAX) || kubelet_one(&w, &r));
+                         i++) {
                         check_budget(&w, n, u, s);
                         kubelet_one(&w, &r);
                     }
@@ -231,17 +234,32 @@ static void hostile_edit(struct world *w, struct rng *r)
     struct world_pod *p = &w->pods[rng_below(r, 24)];
     switch (rng_below(r, 12)) {
     case 0: spec->replicas = (int32_t)rng_below(r, 5); break;
-    case 1: if (spec->pool.exists) spec->pool.replicas = (int32_t)rng_below(r, 5); break;
+    case 1:
+        if (spec->pool.exists)
+            spec->pool.replicas = (int32_t)rng_below(r, 5);
+        break;
     case 2: spec->revision = revisions[rng_below(r, 3)]; break;
     case 3: p->there = false; break;
-    case 4: if (p->there) p->p.deleting = true; break;
-    case 5: if (p->there) p->p.failed = true, p->p.ready = false, p->p.failed_ns = w->now; break;
-    case 6: if (p->there) p->p.ready = false; break;
+    case 4:
+        if (p->there)
+            p->p.deleting = true;
+        break;
+    case 5:
+        if (p->there)
+            p->p.failed = true, p->p.ready = false, p->p.failed_ns = w->now;
+        break;
+    case 6:
+        if (p->there)
+            p->p.ready = false;
+        break;
     case 7: spec->pool.exists = false; break;
     case 8: spec->pool.last_replicas = -1; break;
     case 9: spec->pool.pdb_min_available = -1; break;
     case 10: w->s.secret = REC_SECRET_ABSENT; break;
-    default: if (p->there && !p->p.deleting) p->p.role = role; break;
+    default:
+        if (p->there && !p->p.deleting)
+            p->p.role = role;
+        break;
     }
     w->s.generation++;
 }
@@ -266,8 +284,10 @@ static void any_edits_and_crashes_end_with_what_was_asked_for(void **state)
         world_settle(&w);
         for (int role = REC_PREFILL; role <= REC_DECODE; role++) {
             int want = w.s.roles[role].pool.replicas;
-            if (world_count(&w, (enum rec_role)role, true) != want || world_count(&w, (enum rec_role)role, false) != want)
-                fail_msg("round %d: %s has %d, wanted %d", round, rec_role_name((enum rec_role)role),
+            if (world_count(&w, (enum rec_role)role, true) != want ||
+                world_count(&w, (enum rec_role)role, false) != want)
+                fail_msg("round %d: %s has %d, wanted %d", round,
+                         rec_role_name((enum rec_role)role),
                          world_count(&w, (enum rec_role)role, false), want);
         }
         world_fini(&w);

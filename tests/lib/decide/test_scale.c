@@ -18,17 +18,31 @@ struct scene {
     uint64_t now;
 };
 
-static void scene(struct scene *s, enum rec_role role, int32_t current, int32_t min, int32_t max, size_t workers)
+static void scene(struct scene *s, enum rec_role role, int32_t current, int32_t min, int32_t max,
+                  size_t workers)
 {
     static const char *const uids[] = {"a", "b", "c", "d", "e", "f", "g", "h"};
     *s = (struct scene){.now = 1000 * S_NS};
-    s->in = (struct scale_input){.role = role, .current = current, .min = min, .max = max, .heard = true, .ttft_s = 2,
-                                 .down_window_ns = 60 * S_NS, .live = s->live, .n_live = workers, .samples = s->samples,
+    s->in = (struct scale_input){.role = role,
+                                 .current = current,
+                                 .min = min,
+                                 .max = max,
+                                 .heard = true,
+                                 .ttft_s = 2,
+                                 .down_window_ns = 60 * S_NS,
+                                 .live = s->live,
+                                 .n_live = workers,
+                                 .samples = s->samples,
                                  .n_samples = workers};
     for (size_t i = 0; i < workers; i++) {
         s->live[i] = uids[i];
-        s->samples[i] = (struct scale_sample){.pod_uid = uids[i], .role = role, .ready = true, .age_ns = S_NS / 10,
-                                              .kv_blocks = 100, .prefill_tokens_per_s = 1000, .decode_step_s = 0.02};
+        s->samples[i] = (struct scale_sample){.pod_uid = uids[i],
+                                              .role = role,
+                                              .ready = true,
+                                              .age_ns = S_NS / 10,
+                                              .kv_blocks = 100,
+                                              .prefill_tokens_per_s = 1000,
+                                              .decode_step_s = 0.02};
     }
 }
 
@@ -94,7 +108,8 @@ static void slow_steps_raise_decode(void **state)
     scene(&s, REC_DECODE, 2, 1, 10, 2);
     s.in.tpot_s = 0.02;
     for (int i = 0; i < 2; i++)
-        s.samples[i].kv_blocks_used = 30, s.samples[i].running = 3, s.samples[i].decode_step_s = 0.03;
+        s.samples[i].kv_blocks_used = 30, s.samples[i].running = 3,
+        s.samples[i].decode_step_s = 0.03;
     assert_int_equal(after(&s, 10), 3);
 }
 
@@ -129,7 +144,8 @@ static void no_further_up_while_a_pod_finds_no_node_but_down_goes_on(void **stat
     s.samples[0].waiting_tokens = 9000;
     assert_int_equal(after(&s, 30), 2);
     assert_non_null(strstr(s.d.reason, "no node"));
-    s.samples[0].waiting_tokens = 0; /* the load ends: the pending group is given up within the window */
+    s.samples[0].waiting_tokens =
+        0; /* the load ends: the pending group is given up within the window */
     assert_int_equal(after(&s, 70), 1);
 }
 
@@ -168,7 +184,8 @@ static void those_who_remain_would_not_soon_be_too_few(void **state)
     (void)state;
     scene(&s, REC_DECODE, 2, 1, 10, 2);
     for (int i = 0; i < 2; i++)
-        s.samples[i].kv_blocks_used = 30, s.samples[i].running = 3; /* one would be at 60 of 100: above 0.5 */
+        s.samples[i].kv_blocks_used = 30,
+        s.samples[i].running = 3; /* one would be at 60 of 100: above 0.5 */
     assert_int_equal(after(&s, 300), 2);
     for (int i = 0; i < 2; i++)
         s.samples[i].kv_blocks_used = 20;

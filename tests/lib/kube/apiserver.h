@@ -1,5 +1,6 @@
-/* apiserver.h: a scripted API server in the test's own loop. Each request takes the next step of the script; bodies are
- * written in pieces of a given size, one a loop turn, so that chunks end anywhere. */
+/* apiserver.h: a scripted API server in the test's own loop. Each request takes the next step of
+ * the script; bodies are written in pieces of a given size, one a loop turn, so that chunks end
+ * anywhere. */
 #pragma once
 #include "lib/base/clock.h"
 #include "lib/io/httpd.h"
@@ -17,9 +18,9 @@
 struct answer {
     int status; /* 0: 200 */
     const char *body;
-    size_t piece;   /* bytes a turn; 0: all at once */
-    bool hold;      /* keep the stream open */
-    bool drop;      /* break the connection off */
+    size_t piece; /* bytes a turn; 0: all at once */
+    bool hold;    /* keep the stream open */
+    bool drop;    /* break the connection off */
     const char *header, *value;
 };
 
@@ -114,11 +115,15 @@ static inline void apiserver_start(struct apiserver *s, const struct answer *scr
     memcpy(s->script, script, steps * sizeof *script);
     s->steps = steps;
     uv_loop_init(&s->loop);
-    struct httpd_config hc = {.loop = &s->loop, .host = "127.0.0.1", .max_body_bytes = 1u << 20, .handler = apiserver_handle, .ctx = s};
+    struct httpd_config hc = {.loop = &s->loop,
+                              .host = "127.0.0.1",
+                              .max_body_bytes = 1u << 20,
+                              .handler = apiserver_handle,
+                              .ctx = s};
     if (httpd_start(&hc, &s->httpd, &e))
         fail_msg("%s", e.msg);
     snprintf(url, sizeof url, "http://127.0.0.1:%u", httpd_port(s->httpd));
-    struct kube_config kc = {.server = url, .token = (char *)(uintptr_t)"secret-token"};
+    struct kube_config kc = {.server = url, .token = (char *)(uintptr_t) "secret-token"};
     if (kube_client_new(&s->loop, &kc, "test", &s->client, &e))
         fail_msg("%s", e.msg);
     uv_timer_init(&s->loop, &s->tick);
@@ -134,7 +139,8 @@ static inline void apiserver_run(struct apiserver *s)
     uv_run(&s->loop, UV_RUN_DEFAULT);
     uv_timer_stop(&s->limit);
     if (s->timed_out)
-        fail_msg("nothing happened for 10 s; %zu requests were seen, the last with %s", s->n, s->n ? s->seen[s->n - 1].query : "");
+        fail_msg("nothing happened for 10 s; %zu requests were seen, the last with %s", s->n,
+                 s->n ? s->seen[s->n - 1].query : "");
 }
 
 static inline void apiserver_wait(struct apiserver *s, unsigned ms)

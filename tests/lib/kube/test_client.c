@@ -51,24 +51,58 @@ static void each_verb_has_its_method_path_and_type(void **state)
     struct kube_call calls[] = {
         {.verb = KUBE_GET, .kind = &kube_pods, .namespace = "d", .name = "a b"},
         {.verb = KUBE_LIST, .kind = &kube_wps, .label_selector = "x=y,z"},
-        {.verb = KUBE_CREATE, .kind = &kube_wps, .namespace = "d", .name = "a", .body = body, .field_manager = "me"},
-        {.verb = KUBE_UPDATE, .kind = &kube_wps, .namespace = "d", .name = "a", .subresource = "scale", .body = body},
-        {.verb = KUBE_APPLY, .kind = &kube_infds, .namespace = "d", .name = "a", .subresource = "status", .body = body, .field_manager = "me", .force = true},
+        {.verb = KUBE_CREATE,
+         .kind = &kube_wps,
+         .namespace = "d",
+         .name = "a",
+         .body = body,
+         .field_manager = "me"},
+        {.verb = KUBE_UPDATE,
+         .kind = &kube_wps,
+         .namespace = "d",
+         .name = "a",
+         .subresource = "scale",
+         .body = body},
+        {.verb = KUBE_APPLY,
+         .kind = &kube_infds,
+         .namespace = "d",
+         .name = "a",
+         .subresource = "status",
+         .body = body,
+         .field_manager = "me",
+         .force = true},
         {.verb = KUBE_PATCH, .kind = &kube_ninvs, .name = "n", .body = body},
-        {.verb = KUBE_PATCH, .kind = &kube_pods, .namespace = "d", .name = "a", .body = body, .patch_type = "application/json-patch+json"},
-        {.verb = KUBE_DELETE, .kind = &kube_pods, .namespace = "d", .name = "a", .uid = "u", .resource_version = "7", .grace_seconds = 5},
+        {.verb = KUBE_PATCH,
+         .kind = &kube_pods,
+         .namespace = "d",
+         .name = "a",
+         .body = body,
+         .patch_type = "application/json-patch+json"},
+        {.verb = KUBE_DELETE,
+         .kind = &kube_pods,
+         .namespace = "d",
+         .name = "a",
+         .uid = "u",
+         .resource_version = "7",
+         .grace_seconds = 5},
     };
     static const struct {
         const char *method, *path, *query, *type, *body;
     } want[] = {
         {"GET", "/api/v1/namespaces/d/pods/a b", "", "", ""},
         {"GET", "/apis/serving.baton.dev/v1alpha1/workerpools", "labelSelector=x%3Dy%2Cz", "", ""},
-        {"POST", "/apis/serving.baton.dev/v1alpha1/namespaces/d/workerpools", "fieldManager=me", "application/json", "\"kind\":\"WorkerPool\""},
-        {"PUT", "/apis/serving.baton.dev/v1alpha1/namespaces/d/workerpools/a/scale", "", "application/json", "{\"metadata\":{\"name\":\"a\"}}"},
-        {"PATCH", "/apis/serving.baton.dev/v1alpha1/namespaces/d/inferencedeployments/a/status", "fieldManager=me&force=true", "application/apply-patch+yaml", "\"apiVersion\":\"serving.baton.dev/v1alpha1\""},
-        {"PATCH", "/apis/serving.baton.dev/v1alpha1/nodeinventories/n", "", "application/merge-patch+json", "{\"metadata\":{\"name\":\"a\"}}"},
+        {"POST", "/apis/serving.baton.dev/v1alpha1/namespaces/d/workerpools", "fieldManager=me",
+         "application/json", "\"kind\":\"WorkerPool\""},
+        {"PUT", "/apis/serving.baton.dev/v1alpha1/namespaces/d/workerpools/a/scale", "",
+         "application/json", "{\"metadata\":{\"name\":\"a\"}}"},
+        {"PATCH", "/apis/serving.baton.dev/v1alpha1/namespaces/d/inferencedeployments/a/status",
+         "fieldManager=me&force=true", "application/apply-patch+yaml",
+         "\"apiVersion\":\"serving.baton.dev/v1alpha1\""},
+        {"PATCH", "/apis/serving.baton.dev/v1alpha1/nodeinventories/n", "",
+         "application/merge-patch+json", "{\"metadata\":{\"name\":\"a\"}}"},
         {"PATCH", "/api/v1/namespaces/d/pods/a", "", "application/json-patch+json", ""},
-        {"DELETE", "/api/v1/namespaces/d/pods/a", "", "application/json", "\"preconditions\":{\"uid\":\"u\",\"resourceVersion\":\"7\"}"},
+        {"DELETE", "/api/v1/namespaces/d/pods/a", "", "application/json",
+         "\"preconditions\":{\"uid\":\"u\",\"resourceVersion\":\"7\"}"},
     };
     for (size_t i = 0; i < 8; i++) {
         call(&s, &calls[i], &r);
@@ -96,10 +130,15 @@ static void status_objects_become_a_reason_and_a_sentence(void **state)
         const char *body, *reason, *message;
         int code;
     } cases[] = {
-        {404, "{\"kind\":\"Status\",\"reason\":\"NotFound\",\"message\":\"pods \\\"a\\\" not found\"}", "NotFound", "pods \"a\" not found", ENOENT},
-        {409, "{\"kind\":\"Status\",\"reason\":\"AlreadyExists\",\"message\":\"exists\"}", "AlreadyExists", "exists", EEXIST},
-        {409, "{\"kind\":\"Status\",\"reason\":\"Conflict\",\"message\":\"changed\"}", "Conflict", "changed", EAGAIN},
-        {422, "{\"kind\":\"Status\",\"reason\":\"Invalid\",\"message\":\"spec: bad\"}", "Invalid", "spec: bad", EINVAL},
+        {404,
+         "{\"kind\":\"Status\",\"reason\":\"NotFound\",\"message\":\"pods \\\"a\\\" not found\"}",
+         "NotFound", "pods \"a\" not found", ENOENT},
+        {409, "{\"kind\":\"Status\",\"reason\":\"AlreadyExists\",\"message\":\"exists\"}",
+         "AlreadyExists", "exists", EEXIST},
+        {409, "{\"kind\":\"Status\",\"reason\":\"Conflict\",\"message\":\"changed\"}", "Conflict",
+         "changed", EAGAIN},
+        {422, "{\"kind\":\"Status\",\"reason\":\"Invalid\",\"message\":\"spec: bad\"}", "Invalid",
+         "spec: bad", EINVAL},
         {403, "{\"reason\":\"Forbidden\",\"message\":\"no\"}", "Forbidden", "no", EACCES},
         {410, "{}", "Expired", "HTTP 410", ESTALE},
         {500, "not json", "InternalError", "HTTP 500", EIO},
@@ -126,8 +165,12 @@ static void status_objects_become_a_reason_and_a_sentence(void **state)
 static void retry_after_is_read_from_the_header_and_the_body(void **state)
 {
     struct answer script[] = {
-        {.status = 429, .body = "{\"reason\":\"TooManyRequests\"}", .header = "Retry-After", .value = "3"},
-        {.status = 429, .body = "{\"reason\":\"TooManyRequests\",\"details\":{\"retryAfterSeconds\":2}}"},
+        {.status = 429,
+         .body = "{\"reason\":\"TooManyRequests\"}",
+         .header = "Retry-After",
+         .value = "3"},
+        {.status = 429,
+         .body = "{\"reason\":\"TooManyRequests\",\"details\":{\"retryAfterSeconds\":2}}"},
     };
     struct apiserver s;
     struct result r;
@@ -145,7 +188,8 @@ static void retry_after_is_read_from_the_header_and_the_body(void **state)
 
 static void a_redirect_is_not_followed(void **state)
 {
-    struct answer script[] = {{.status = 307, .body = "{}", .header = "Location", .value = "/elsewhere"}};
+    struct answer script[] = {
+        {.status = 307, .body = "{}", .header = "Location", .value = "/elsewhere"}};
     struct apiserver s;
     struct result r;
     (void)state;
@@ -166,7 +210,7 @@ static void a_server_that_is_not_there_is_an_error_with_its_address(void **state
     struct err e = {0};
     (void)state;
     apiserver_start(&s, NULL, 0);
-    struct kube_config kc = {.server = (char *)(uintptr_t)"http://127.0.0.1:1"};
+    struct kube_config kc = {.server = (char *)(uintptr_t) "http://127.0.0.1:1"};
     struct kube_client *c;
     assert_int_equal(kube_client_new(&s.loop, &kc, "test", &c, &e), 0);
     struct kube_client *own = s.client;
@@ -186,7 +230,12 @@ static void a_client_freed_with_calls_under_way_makes_no_callback(void **state)
     struct result r = {.s = &s};
     (void)state;
     apiserver_start(&s, script, 1);
-    struct kube_call c = {.verb = KUBE_GET, .kind = &kube_pods, .namespace = "d", .name = "a", .done = on_done, .ctx = &r};
+    struct kube_call c = {.verb = KUBE_GET,
+                          .kind = &kube_pods,
+                          .namespace = "d",
+                          .name = "a",
+                          .done = on_done,
+                          .ctx = &r};
     assert_int_equal(kube_start(s.client, &c, NULL), 0);
     apiserver_wait(&s, 50);
     apiserver_stop(&s);
@@ -245,12 +294,14 @@ static void kubeconfigs_are_read_with_their_files(void **state)
     (void)state;
     assert_non_null(mkdtemp(dir));
     char *ca = write_file(dir, "ca.crt", "PEM");
-    char *path = write_file(dir, "config",
-                            "apiVersion: v1\nkind: Config\ncurrent-context: b\n"
-                            "clusters:\n- name: k\n  cluster: {server: \"https://h:1/\", certificate-authority: ca.crt}\n"
-                            "users:\n- name: u\n  user: {token: t, client-certificate-data: aGVsbG8=}\n"
-                            "contexts:\n- name: a\n  context: {cluster: none, user: u}\n"
-                            "- name: b\n  context: {cluster: k, user: u, namespace: ns}\n");
+    char *path =
+        write_file(dir, "config",
+                   "apiVersion: v1\nkind: Config\ncurrent-context: b\n"
+                   "clusters:\n- name: k\n  cluster: {server: \"https://h:1/\", "
+                   "certificate-authority: ca.crt}\n"
+                   "users:\n- name: u\n  user: {token: t, client-certificate-data: aGVsbG8=}\n"
+                   "contexts:\n- name: a\n  context: {cluster: none, user: u}\n"
+                   "- name: b\n  context: {cluster: k, user: u, namespace: ns}\n");
     if (kube_config_load(path, &c, &e))
         fail_msg("%s", e.msg);
     assert_string_equal(c.server, "https://h:1");

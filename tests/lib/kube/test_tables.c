@@ -1,5 +1,6 @@
-/* Field tables against the CRDs, both ways: each field of a table is in the schema with a fitting type, and each field of the
- * schema is in the table. Also: a round trip through the tables loses nothing. */
+/* Field tables against the CRDs, both ways: each field of a table is in the schema with a fitting
+ * type, and each field of the schema is in the table. Also: a round trip through the tables loses
+ * nothing. */
 #include "lib/kube/types.h"
 #include "lib/kube/yaml.h"
 
@@ -36,26 +37,17 @@ static bool fits(const struct view_field *f, const json_t *schema)
     const char *type = json_str_at(schema, "type", "");
     switch (f->kind) {
     case VIEW_STR:
-    case VIEW_B64:
-        return strcmp(type, "string") == 0;
-    case VIEW_TIME:
-        return strcmp(json_str_at(schema, "format", ""), "date-time") == 0;
+    case VIEW_B64: return strcmp(type, "string") == 0;
+    case VIEW_TIME: return strcmp(json_str_at(schema, "format", ""), "date-time") == 0;
     case VIEW_INT:
-    case VIEW_QTY:
-        return strcmp(type, "integer") == 0;
-    case VIEW_NUM:
-        return strcmp(type, "number") == 0;
-    case VIEW_BOOL:
-        return strcmp(type, "boolean") == 0;
-    case VIEW_MAP:
-        return json_object_get(schema, "additionalProperties") != NULL;
-    case VIEW_OBJ:
-        return strcmp(type, "object") == 0;
+    case VIEW_QTY: return strcmp(type, "integer") == 0;
+    case VIEW_NUM: return strcmp(type, "number") == 0;
+    case VIEW_BOOL: return strcmp(type, "boolean") == 0;
+    case VIEW_MAP: return json_object_get(schema, "additionalProperties") != NULL;
+    case VIEW_OBJ: return strcmp(type, "object") == 0;
     case VIEW_LIST:
-    case VIEW_STRS:
-        return strcmp(type, "array") == 0;
-    case VIEW_RAW:
-        return strcmp(type, "object") == 0 || strcmp(type, "array") == 0;
+    case VIEW_STRS: return strcmp(type, "array") == 0;
+    case VIEW_RAW: return strcmp(type, "object") == 0 || strcmp(type, "array") == 0;
     }
     return false;
 }
@@ -70,7 +62,8 @@ static void cover(const struct view *v, json_t *schema, const char *where)
         if (!node)
             fail_msg("%s.%s is in the table but not in the schema", where, f->path);
         if (!fits(f, node))
-            fail_msg("%s.%s: the schema says %s", where, f->path, json_str_at(node, "type", "nothing"));
+            fail_msg("%s.%s: the schema says %s", where, f->path,
+                     json_str_at(node, "type", "nothing"));
         json_object_set_new(node, "covered", json_true());
         CLEANUP(free_charp) char *deeper = xasprintf("%s.%s", where, f->path);
         if (f->kind == VIEW_OBJ)
@@ -84,7 +77,7 @@ static void all_covered(json_t *schema, const char *where)
 {
     const char *key;
     json_t *node;
-    json_object_foreach(json_object_get(schema, "properties"), key, node) {
+    json_object_foreach (json_object_get(schema, "properties"), key, node) {
         CLEANUP(free_charp) char *path = xasprintf("%s.%s", where, key);
         json_t *items = json_object_get(node, "items");
         bool inner = json_object_get(node, "properties") || json_object_get(items, "properties");
@@ -131,7 +124,8 @@ static void the_table_of_nodeinventory_is_its_schema(void **state)
 
 static void samples_survive_a_round_trip_through_the_table(void **state)
 {
-    static const char *const files[] = {"manifests/samples/chat.yaml", "manifests/samples/chat-auto.yaml"};
+    static const char *const files[] = {"manifests/samples/chat.yaml",
+                                        "manifests/samples/chat-auto.yaml"};
     (void)state;
     for (size_t i = 0; i < 2; i++) {
         struct err e = {0};
@@ -164,8 +158,10 @@ static void absent_differs_from_zero(void **state)
 {
     struct err e = {0};
     (void)state;
-    struct kube_infd *a = decode("{\"metadata\":{\"name\":\"x\"},\"spec\":{\"decode\":{\"replicas\":0}}}", &e);
-    struct kube_infd *b = decode("{\"metadata\":{\"name\":\"x\"},\"spec\":{\"decode\":{\"replicas\":null}}}", &e);
+    struct kube_infd *a =
+        decode("{\"metadata\":{\"name\":\"x\"},\"spec\":{\"decode\":{\"replicas\":0}}}", &e);
+    struct kube_infd *b =
+        decode("{\"metadata\":{\"name\":\"x\"},\"spec\":{\"decode\":{\"replicas\":null}}}", &e);
     char where[128] = "";
     assert_non_null(a);
     assert_non_null(b);
@@ -186,11 +182,14 @@ static void absent_differs_from_zero(void **state)
 static void a_wrong_type_is_refused_with_its_path(void **state)
 {
     static const char *const bad[][2] = {
-        {"{\"metadata\":{\"name\":\"x\"},\"spec\":{\"decode\":{\"replicas\":\"two\"}}}", "replicas: expected a whole number"},
+        {"{\"metadata\":{\"name\":\"x\"},\"spec\":{\"decode\":{\"replicas\":\"two\"}}}",
+         "replicas: expected a whole number"},
         {"{\"metadata\":{\"name\":7}}", "name: expected a string"},
         {"{\"metadata\":{}}", "metadata.name is missing"},
-        {"{\"metadata\":{\"name\":\"x\"},\"status\":{\"conditions\":[{\"type\":\"Ready\"}]}}", "conditions[0]"},
-        {"{\"metadata\":{\"name\":\"x\",\"labels\":{\"a\":{}}}}", "labels: expected an object of strings"},
+        {"{\"metadata\":{\"name\":\"x\"},\"status\":{\"conditions\":[{\"type\":\"Ready\"}]}}",
+         "conditions[0]"},
+        {"{\"metadata\":{\"name\":\"x\",\"labels\":{\"a\":{}}}}",
+         "labels: expected an object of strings"},
         {"{\"metadata\":{\"name\":\"x\",\"creationTimestamp\":\"yesterday\"}}", "RFC 3339"},
         {"[]", "expected an object"},
     };
@@ -207,8 +206,10 @@ static void numbers_may_be_strings_and_the_other_way_round(void **state)
 {
     struct err e = {0};
     (void)state;
-    struct kube_infd *d = decode("{\"metadata\":{\"name\":\"x\"},\"spec\":{\"decode\":{\"replicas\":\"3\",\"resources\":"
-                                 "{\"limits\":{\"cpu\":2,\"memory\":\"1Gi\"}}}}}", &e);
+    struct kube_infd *d = decode(
+        "{\"metadata\":{\"name\":\"x\"},\"spec\":{\"decode\":{\"replicas\":\"3\",\"resources\":"
+        "{\"limits\":{\"cpu\":2,\"memory\":\"1Gi\"}}}}}",
+        &e);
     assert_non_null(d);
     assert_int_equal(d->decode.replicas, 3);
     assert_string_equal(view_map_get(&d->decode.limits, "cpu"), "2");
@@ -220,7 +221,8 @@ static void secrets_are_decoded_and_encoded(void **state)
 {
     struct err e = {0};
     (void)state;
-    json_t *o = json_parse(STR("{\"metadata\":{\"name\":\"x\"},\"data\":{\"secret\":\"aGVsbG8=\"}}"), 1000, 0, &e);
+    json_t *o = json_parse(
+        STR("{\"metadata\":{\"name\":\"x\"},\"data\":{\"secret\":\"aGVsbG8=\"}}"), 1000, 0, &e);
     struct kube_secret *s = view_decode(&kube_secret_view, o, &e);
     assert_non_null(s);
     assert_string_equal(s->secret, "hello");
@@ -240,7 +242,10 @@ static void secrets_are_decoded_and_encoded(void **state)
 static void yaml_that_could_grow_or_hide_is_refused(void **state)
 {
     static const char *const bad[][2] = {
-        {"a: &x [1]\nb: *x\n", "anchors"}, {"a: 1\na: 2\n", "twice"}, {"a: [1\n", "line"}, {"{1: 2}: 3\n", "key"},
+        {"a: &x [1]\nb: *x\n", "anchors"},
+        {"a: 1\na: 2\n", "twice"},
+        {"a: [1\n", "line"},
+        {"{1: 2}: 3\n", "key"},
         {"a: 1\n---\nb: 2\n", "one YAML document"},
     };
     struct err e;
@@ -261,7 +266,9 @@ static void plain_scalars_get_the_types_of_the_core_schema(void **state)
 {
     struct err e = {0};
     (void)state;
-    json_t *o = yaml_parse(STR("i: 12\nf: 1.5\nb: true\nn: ~\ns: 1Gi\nq: \"12\"\ne:\nd: 2026-11-30\nm: |\n  two\n  lines\n"), 1000, &e);
+    json_t *o = yaml_parse(STR("i: 12\nf: 1.5\nb: true\nn: ~\ns: 1Gi\nq: \"12\"\ne:\nd: "
+                               "2026-11-30\nm: |\n  two\n  lines\n"),
+                           1000, &e);
     assert_non_null(o);
     assert_int_equal(json_int_at(o, "i", 0), 12);
     assert_true(json_is_real(json_at(o, "f")));

@@ -2,12 +2,17 @@
 #include "lib/kube/cache.h"
 #include "tests/lib/kube/apiserver.h"
 
-#define POD(name, uid, rv) "{\"metadata\":{\"name\":\"" name "\",\"namespace\":\"d\",\"uid\":\"" uid "\",\"resourceVersion\":\"" rv "\"}}"
+#define POD(name, uid, rv)                                                                         \
+    "{\"metadata\":{\"name\":\"" name "\",\"namespace\":\"d\",\"uid\":\"" uid                      \
+    "\",\"resourceVersion\":\"" rv "\"}}"
 #define EVENT(type, object) "{\"type\":\"" type "\",\"object\":" object "}\n"
-#define INITIAL_END(rv)                                                                                                        \
-    EVENT("BOOKMARK", "{\"metadata\":{\"resourceVersion\":\"" rv "\",\"annotations\":{\"k8s.io/initial-events-end\":\"true\"}}}")
+#define INITIAL_END(rv)                                                                            \
+    EVENT("BOOKMARK", "{\"metadata\":{\"resourceVersion\":\"" rv                                   \
+                      "\",\"annotations\":{\"k8s.io/initial-events-end\":\"true\"}}}")
 #define BOOKMARK(rv) EVENT("BOOKMARK", "{\"metadata\":{\"resourceVersion\":\"" rv "\"}}")
-#define EXPIRED EVENT("ERROR", "{\"kind\":\"Status\",\"code\":410,\"reason\":\"Expired\",\"message\":\"too old\"}")
+#define EXPIRED                                                                                    \
+    EVENT("ERROR",                                                                                 \
+          "{\"kind\":\"Status\",\"code\":410,\"reason\":\"Expired\",\"message\":\"too old\"}")
 
 struct log {
     struct apiserver s;
@@ -53,8 +58,15 @@ static void begin(struct log *l, const struct answer *script, size_t steps)
     struct err e = {0};
     memset(l, 0, sizeof *l);
     apiserver_start(&l->s, script, steps);
-    struct kube_watch_config cfg = {.kind = &kube_pods, .label_selector = "a=b", .on_event = on_event, .on_synced = on_synced,
-                                    .on_error = on_error, .ctx = l, .backoff_min_ms = 5, .backoff_max_ms = 50, .silence_ms = 1000};
+    struct kube_watch_config cfg = {.kind = &kube_pods,
+                                    .label_selector = "a=b",
+                                    .on_event = on_event,
+                                    .on_synced = on_synced,
+                                    .on_error = on_error,
+                                    .ctx = l,
+                                    .backoff_min_ms = 5,
+                                    .backoff_max_ms = 50,
+                                    .silence_ms = 1000};
     assert_int_equal(kube_watch_start(l->s.client, &cfg, &l->watch, &e), 0);
 }
 
@@ -74,9 +86,10 @@ static void end(struct log *l)
 static void a_streaming_list_ends_with_its_bookmark_and_goes_on(void **state)
 {
     struct log l;
-    struct answer script[] = {{.body = EVENT("ADDED", POD("a", "1", "5")) EVENT("ADDED", POD("b", "2", "6")) INITIAL_END("7")
-                                       EVENT("MODIFIED", POD("a", "1", "8")) EVENT("DELETED", POD("b", "2", "9")),
-                               .hold = true}};
+    struct answer script[] = {
+        {.body = EVENT("ADDED", POD("a", "1", "5")) EVENT("ADDED", POD("b", "2", "6")) INITIAL_END(
+             "7") EVENT("MODIFIED", POD("a", "1", "8")) EVENT("DELETED", POD("b", "2", "9")),
+         .hold = true}};
     (void)state;
     begin(&l, script, 1);
     run_until(&l, "-b");
@@ -96,8 +109,10 @@ static void chunks_may_end_anywhere(void **state)
     (void)state;
     for (size_t piece = 1; piece <= 64; piece += piece < 8 ? 1 : 19) {
         struct log l;
-        struct answer script[] = {{.body = EVENT("ADDED", POD("a", "1", "5")) "\n" INITIAL_END("7") EVENT("DELETED", POD("a", "1", "8")),
-                                   .piece = piece, .hold = true}};
+        struct answer script[] = {{.body = EVENT("ADDED", POD("a", "1", "5")) "\n" INITIAL_END("7")
+                                       EVENT("DELETED", POD("a", "1", "8")),
+                                   .piece = piece,
+                                   .hold = true}};
         begin(&l, script, 1);
         run_until(&l, "-a");
         assert_string_equal(l.text, "+a synced -a ");
@@ -110,7 +125,8 @@ static void a_server_without_streaming_lists_gets_list_and_watch(void **state)
     struct log l;
     struct answer script[] = {
         {.status = 422, .body = "{\"kind\":\"Status\",\"reason\":\"Invalid\"}"},
-        {.body = "{\"kind\":\"PodList\",\"metadata\":{\"resourceVersion\":\"20\"},\"items\":[" POD("a", "1", "5") "]}"},
+        {.body = "{\"kind\":\"PodList\",\"metadata\":{\"resourceVersion\":\"20\"},\"items\":[" POD(
+             "a", "1", "5") "]}"},
         {.body = EVENT("ADDED", POD("b", "2", "21")), .hold = true},
     };
     (void)state;
@@ -129,7 +145,8 @@ static void a_stream_that_ends_is_resumed_from_the_last_version(void **state)
     struct answer script[] = {
         {.body = EVENT("ADDED", POD("a", "1", "5")) INITIAL_END("7") BOOKMARK("12")},
         {.body = EVENT("MODIFIED", POD("a", "1", "13")), .drop = true},
-        {.body = EVENT("MODIFIED", POD("a", "1", "14")) EVENT("ADDED", POD("z", "9", "15")), .hold = true},
+        {.body = EVENT("MODIFIED", POD("a", "1", "14")) EVENT("ADDED", POD("z", "9", "15")),
+         .hold = true},
     };
     (void)state;
     begin(&l, script, 3);
@@ -146,7 +163,9 @@ static void a_list_that_breaks_off_is_begun_again(void **state)
     struct log l;
     struct answer script[] = {
         {.body = EVENT("ADDED", POD("a", "1", "5")) "{\"type\":\"ADD", .drop = true},
-        {.body = EVENT("ADDED", POD("a", "1", "5")) EVENT("ADDED", POD("b", "2", "6")) INITIAL_END("7"), .hold = true},
+        {.body =
+             EVENT("ADDED", POD("a", "1", "5")) EVENT("ADDED", POD("b", "2", "6")) INITIAL_END("7"),
+         .hold = true},
     };
     (void)state;
     begin(&l, script, 2);
@@ -159,14 +178,18 @@ static void a_list_that_breaks_off_is_begun_again(void **state)
 
 static void an_expired_version_lists_again_and_what_vanished_is_deleted(void **state)
 {
-    static const struct answer expired[2] = {{.body = EXPIRED}, {.status = 410, .body = "{\"code\":410}"}};
+    static const struct answer expired[2] = {{.body = EXPIRED},
+                                             {.status = 410, .body = "{\"code\":410}"}};
     (void)state;
     for (int i = 0; i < 2; i++) { /* inside HTTP 200, and as a status */
         struct log l;
         struct answer script[] = {
-            {.body = EVENT("ADDED", POD("a", "1", "5")) EVENT("ADDED", POD("b", "2", "6")) INITIAL_END("7")},
+            {.body = EVENT("ADDED", POD("a", "1", "5")) EVENT("ADDED", POD("b", "2", "6"))
+                 INITIAL_END("7")},
             expired[i],
-            {.body = EVENT("ADDED", POD("b", "2", "6")) EVENT("ADDED", POD("c", "3", "30")) INITIAL_END("31"), .hold = true},
+            {.body = EVENT("ADDED", POD("b", "2", "6")) EVENT("ADDED", POD("c", "3", "30"))
+                 INITIAL_END("31"),
+             .hold = true},
         };
         begin(&l, script, 3);
         l.until_syncs = 2;
@@ -181,7 +204,9 @@ static void errors_are_retried_with_growing_delays(void **state)
 {
     struct log l;
     struct answer script[] = {
-        {.status = 500, .body = "{}"}, {.status = 429, .body = "{}"}, {.status = 503, .body = "oops"},
+        {.status = 500, .body = "{}"},
+        {.status = 429, .body = "{}"},
+        {.status = 503, .body = "oops"},
         {.body = INITIAL_END("7"), .hold = true},
     };
     (void)state;
@@ -196,7 +221,9 @@ static void nonsense_in_the_stream_starts_it_again(void **state)
 {
     struct log l;
     struct answer script[] = {
-        {.body = INITIAL_END("7") "{\"type\":\"ADDED\",\"object\":[}\n" EVENT("ADDED", POD("a", "1", "8")), .hold = true},
+        {.body = INITIAL_END("7") "{\"type\":\"ADDED\",\"object\":[}\n" EVENT("ADDED",
+                                                                              POD("a", "1", "8")),
+         .hold = true},
         {.body = EVENT("ADDED", POD("a", "1", "8")), .hold = true},
     };
     (void)state;
@@ -234,7 +261,9 @@ static void stop_here(enum kube_event_type type, json_t *o, void *ctx)
 static void a_watch_may_be_stopped_from_its_own_callback(void **state)
 {
     struct log l;
-    struct answer script[] = {{.body = EVENT("ADDED", POD("a", "1", "5")) EVENT("ADDED", POD("b", "2", "6")) INITIAL_END("7"), .hold = true}};
+    struct answer script[] = {{.body = EVENT("ADDED", POD("a", "1", "5"))
+                                   EVENT("ADDED", POD("b", "2", "6")) INITIAL_END("7"),
+                               .hold = true}};
     struct err e = {0};
     (void)state;
     memset(&l, 0, sizeof l);
@@ -259,7 +288,8 @@ static void on_change(const void *old, const void *now, void *ctx)
     struct cached *c = ctx;
     const struct kube_pod *o = old, *n = now;
     size_t at = strlen(c->text);
-    snprintf(c->text + at, sizeof c->text - at, "%s>%s ", o ? o->meta.resource_version : "", n ? n->meta.resource_version : "");
+    snprintf(c->text + at, sizeof c->text - at, "%s>%s ", o ? o->meta.resource_version : "",
+             n ? n->meta.resource_version : "");
     if (strstr(c->text, c->until))
         uv_stop(&c->s.loop);
 }
@@ -273,11 +303,12 @@ static bool names(const void *object, void *ctx)
 static void the_cache_holds_decoded_objects_and_tells_old_and_new(void **state)
 {
     struct cached c = {.until = "8>"};
-    struct answer script[] = {{.body = EVENT("ADDED", POD("b", "1", "5")) EVENT("ADDED", POD("a", "2", "6")) INITIAL_END("7")
-                                       EVENT("MODIFIED", POD("a", "2", "8"))
-                                       EVENT("ADDED", "{\"metadata\":{\"name\":\"x\",\"namespace\":\"d\",\"labels\":7}}")
-                                       EVENT("DELETED", POD("a", "2", "9")),
-                               .hold = true}};
+    struct answer script[] = {
+        {.body = EVENT("ADDED", POD("b", "1", "5")) EVENT("ADDED", POD("a", "2", "6"))
+             INITIAL_END("7") EVENT("MODIFIED", POD("a", "2", "8"))
+                 EVENT("ADDED", "{\"metadata\":{\"name\":\"x\",\"namespace\":\"d\",\"labels\":7}}")
+                     EVENT("DELETED", POD("a", "2", "9")),
+         .hold = true}};
     struct err e = {0};
     (void)state;
     apiserver_start(&c.s, script, 1);
