@@ -39,6 +39,20 @@ static struct kpod *by_file(struct kubelet *k, const char *file)
     return NULL;
 }
 
+static void mirror_deleted(const struct kube_result *r, void *ctx)
+{
+    (void)r, (void)ctx;
+}
+
+static void delete_mirror(struct kubelet *k, const char *ns, const char *name)
+{
+    struct kube_call call = {.verb = KUBE_DELETE, .kind = &kube_pods, .namespace = ns, .name = name,
+                             .force_now = true, .done = mirror_deleted, .ctx = k};
+    struct err e;
+    if (kube_start(k->api, &call, &e))
+        log_warn("can't delete a mirror pod", LS("pod", name), LERR(&e));
+}
+
 static void load(struct kubelet *k, const char *file)
 {
     struct err e;
@@ -55,8 +69,11 @@ static void load(struct kubelet *k, const char *file)
     struct kpod *p = by_file(k, file);
     if (p && strcmp(p->uid, uid) == 0)
         return;
-    if (p)
+    if (p) {
+        CLEANUP(free_charp) char *shown = xasprintf("%s-%s", p->name, k->node);
+        delete_mirror(k, p->ns, shown);
         kpod_terminate(p, kpod_grace_ms(p), NULL, NULL);
+    }
     if (kubelet_pod(k, uid))
         return;
     p = kpod_new(k, obj, uid, file);
@@ -67,20 +84,6 @@ static bool is_manifest(const char *name)
 {
     struct str s = str_c(name);
     return name[0] != '.' && (str_ends(s, STR(".json")) || str_ends(s, STR(".yaml")) || str_ends(s, STR(".yml")));
-}
-
-static void mirror_deleted(const struct kube_result *r, void *ctx)
-{
-    (void)r, (void)ctx;
-}
-
-static void delete_mirror(struct kubelet *k, const char *ns, const char *name)
-{
-    struct kube_call call = {.verb = KUBE_DELETE, .kind = &kube_pods, .namespace = ns, .name = name,
-                             .force_now = true, .done = mirror_deleted, .ctx = k};
-    struct err e;
-    if (kube_start(k->api, &call, &e))
-        log_warn("can't delete a mirror pod", LS("pod", name), LERR(&e));
 }
 
 static void end_missing(struct kubelet *k)
@@ -194,17 +197,16 @@ static void mirror_made(const struct kube_result *r, void *ctx)
         make_namespace(m, p->ns);
         return;
     }
-    if (r->err.code && r->status != 409) {
-        log_warn("mirror pod not made; trying again", LS("pod", p->name), LERR(&r->err));
+    if (r->err.code) { /* 409: the mirror of the manifest before is still there, or the watch is about to tell of ours */
+        if (r->status != 409)
+            log_warn("mirror pod not made; trying again", LS("pod", p->name), LERR(&r->err));
         again(m);
         return;
     }
     p->mirror_asked = false;
-    if (!r->err.code) {
-        json_decref(p->mirror);
-        p->mirror = json_incref(r->object);
-        kpod_poke(p);
-    }
+    json_decref(p->mirror);
+    p->mirror = json_incref(r->object);
+    kpod_poke(p);
     mirror_free(m);
 }
 

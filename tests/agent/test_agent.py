@@ -94,10 +94,11 @@ class Launcher:
         with open(self.dir / "log", "ab") as log:
             self.p = subprocess.Popen(
                 [BUILD / "bin/baton-agent", "launch"], stdout=log, stderr=log,
-                env=self.node.env(BATON_POD_NAME=self.name, BATON_POD_NAMESPACE="default", BATON_POD_UID=self.uid,
-                                  BATON_MODEL_SOURCE=f"file://{self.node.model}", BATON_MEMORY_LIMIT_BYTES=str(64 << 20),
-                                  BATON_WORKER=str(HERE / "scripted_worker.py"), SCRIPT_DIR=str(self.dir), BATON_BACKOFF_MS="100",
-                                  **{"BATON_DRAIN_SECONDS": "5", **env}))
+                env=self.node.env(**{
+                    "BATON_POD_NAME": self.name, "BATON_POD_NAMESPACE": "default", "BATON_POD_UID": self.uid,
+                    "BATON_MODEL_SOURCE": f"file://{self.node.model}", "BATON_MEMORY_LIMIT_BYTES": str(64 << 20),
+                    "BATON_WORKER": str(HERE / "scripted_worker.py"), "SCRIPT_DIR": str(self.dir), "BATON_BACKOFF_MS": "100",
+                    "BATON_DRAIN_SECONDS": "5", **env}))
         return self
 
     def events(self):
