@@ -166,7 +166,8 @@ uint64_t openai_chars(struct str utf8);
 /* ---- stop strings ---- */
 
 /* Streams text through: emits what can no longer become part of a stop string, holds back the longest suffix that is a
- * proper prefix of one. The earliest match (ties: the longest string) ends it. Owner: the request; memory is the arena's. */
+ * proper prefix of one. The earliest match (ties: the shortest string, so that the
+ * result doesn't depend on how the text was cut) ends it. Owner: the request; memory is the arena's. */
 struct stop_match {
     const struct str *stop;
     size_t n;

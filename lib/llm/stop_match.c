@@ -53,7 +53,7 @@ static void hold(struct stop_match *m, struct str s, size_t i)
     m->n_held = n;
 }
 
-/* The longest stop string that stands whole at i (0: none), and whether one may still be completed there. */
+/* The shortest stop string that stands whole at i (0: none), and whether one may still be completed there. */
 static size_t whole_at(struct stop_match *m, struct str text, size_t i, bool *partial)
 {
     size_t best = 0;
@@ -61,7 +61,7 @@ static size_t whole_at(struct stop_match *m, struct str text, size_t i, bool *pa
     for (size_t k = 0; k < m->n; k++) {
         size_t n = common(m, text, i, k);
         *partial |= n > 0 && n < m->stop[k].n;
-        if (n == m->stop[k].n && n > best) {
+        if (n == m->stop[k].n && (best == 0 || n < best)) {
             best = n;
             m->matched = (int)k;
         }
