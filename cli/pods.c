@@ -32,6 +32,7 @@ static json_t *environment(const struct cluster *c, const char *name)
         env(l, "BATON_POD_NAMESPACE", "*"); /* the namespace that it serves */
         env(l, "BATON_ROUTER_PORT", port);
         env(l, "BATON_DRAIN_SECONDS", "5");
+        env(l, "BATON_MODELS_DIR", "/var/lib/baton/models");
     } else {
         env(l, "BATON_AGENT_DIR", "/run/baton");
         env(l, "BATON_SEGMENT_DIR", "/dev/shm/baton");
@@ -70,6 +71,11 @@ json_t *static_pod(const struct cluster *c, const char *name)
                             "app.kubernetes.io/name", program, "spec", "automountServiceAccountToken", 0,
                             "terminationGracePeriodSeconds", 10, "priorityClassName", "system-node-critical",
                             "containers", container);
+    if (strcmp(name, "router") == 0) { /* it reads tokenizers where workers read weights */
+        json_object_set_new(container, "volumeMounts", json_pack("[o]", mount("models", "/var/lib/baton/models")));
+        json_object_set_new(json_object_get(pod, "spec"), "volumes",
+                            json_pack("[o]", host_volume("models", "/var/lib/baton/models")));
+    }
     if (agent) {
         json_object_set_new(container, "volumeMounts",
                             json_pack("[o, o, o]", mount("run", "/run/baton"), mount("segments", "/dev/shm/baton"),

@@ -22,6 +22,8 @@ static const struct conf_opt options[] = {
      "namespace to serve; * for all (empty: the kubeconfig's)", "NAME"},
     {"--static", "BATON_ROUTER_STATIC", CONF_STR, CONF(struct options, static_file), "", 0, 0,
      "serve the models and workers of this JSON file, without Kubernetes", "FILE"},
+    {"--models-dir", "BATON_MODELS_DIR", CONF_STR, CONF(struct options, models_dir), MODELS_MOUNT, 0, 0,
+     "folder where file://" MODELS_MOUNT "/... sources lie for this process", "DIR"},
     {"--api-keys-file", "BATON_API_KEYS_FILE", CONF_STR, CONF(struct options, api_keys_file), "", 0,
      0, "file with one API key a line (# begins a comment); without any key the API is open",
      "FILE"},
@@ -138,6 +140,7 @@ static int start(struct router *r, struct err *e)
     r->rng.state = rng_secret_u64();
     buf_init(&r->scratch, 64u << 20);
     r->pool = conn_pool_new(&r->loop, 0);
+    model_set_dir(r->o.models_dir);
     struct fleet_config f = {.loop = &r->loop,
                              .pool = r->pool,
                              .index_names = (size_t)r->o.index_blocks,

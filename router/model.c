@@ -114,6 +114,22 @@ static void compile_chat(struct model *m)
         snprintf(m->chat_error, sizeof m->chat_error, "the model's chat template: %.200s", e.msg);
 }
 
+static const char *models_dir = MODELS_MOUNT;
+
+void model_set_dir(const char *dir)
+{
+    models_dir = dir;
+}
+
+/* The local path of a source, on the heap. */
+static char *local_path(struct str path)
+{
+    struct str mount = STR(MODELS_MOUNT "/");
+    if (!str_starts(path, mount))
+        return str_dup(path);
+    return xasprintf("%s/" STR_FMT, models_dir, (int)(path.n - mount.n), path.p + mount.n);
+}
+
 static int read_model(const char *source, struct model *m, struct err *e)
 {
     struct str first;
@@ -124,7 +140,7 @@ static int read_model(const char *source, struct model *m, struct err *e)
     else if (memmem(first.p, first.n, "://", 3))
         return err_set(e, ENOTSUP, "the router reads tokenizers from file:// sources, not \"%.*s\"",
                        (int)(first.n < 200 ? first.n : 200), first.p);
-    CLEANUP(free_charp) char *path = str_dup(first);
+    CLEANUP(free_charp) char *path = local_path(first);
     int rc = tokenizer_open(path, &m->tokenizer, e);
     rc = rc ? rc : read_shape(path, m, e);
     if (rc)

@@ -17,6 +17,11 @@ struct model {
     struct cost_shape shape;
 };
 
+/* The folder that worker pods mount for local models; sources name files by that path. Where the router itself finds it
+ * (another folder in process mode) is set once, at start. */
+#define MODELS_MOUNT "/var/lib/baton/models"
+void model_set_dir(const char *dir);
+
 /* done() is called once on the loop's thread with a new reference, or NULL and the error. */
 typedef void (*model_done_fn)(struct model *m, const struct err *e, void *ctx);
 int model_load(uv_loop_t *loop, const char *source, model_done_fn done, void *ctx) MUST_CHECK;

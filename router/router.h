@@ -21,7 +21,8 @@
 struct exchange;
 
 struct options {
-    const char *host, *kubeconfig, *static_file, *namespace, *api_keys_file, *api_keys, *cors_origin;
+    const char *host, *kubeconfig, *static_file, *namespace, *api_keys_file, *api_keys, *cors_origin,
+        *models_dir;
     const char *tls_cert, *tls_key, *log_level, *log_format;
     uint64_t port, max_connections, index_blocks, drain_seconds, inline_bytes, max_body_bytes;
     double hold_seconds;
