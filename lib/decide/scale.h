@@ -18,8 +18,8 @@
 
 #define SCALE_FRESH_NS   (5ull * 1000000000)
 #define SCALE_UP_HOLD_NS (2ull * 1000000000)
-#define SCALE_TTFT_S     2.0 /* slack when the spec has no slo.ttft: half of it may be spent waiting \
-                              */
+/* Slack when the spec has no slo.ttft; half of it may be spent waiting. */
+#define SCALE_TTFT_S 2.0
 
 struct scale_sample {
     const char *pod_uid;

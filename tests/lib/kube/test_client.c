@@ -39,6 +39,25 @@ static void call(struct apiserver *s, struct kube_call *c, struct result *out)
     assert_int_equal(out->n, 1);
 }
 
+static const struct {
+    const char *method, *path, *query, *type, *body;
+} verbs_on_the_wire[] = {
+    {"GET", "/api/v1/namespaces/d/pods/a b", "", "", ""},
+    {"GET", "/apis/serving.baton.dev/v1alpha1/workerpools", "labelSelector=x%3Dy%2Cz", "", ""},
+    {"POST", "/apis/serving.baton.dev/v1alpha1/namespaces/d/workerpools", "fieldManager=me",
+     "application/json", "\"kind\":\"WorkerPool\""},
+    {"PUT", "/apis/serving.baton.dev/v1alpha1/namespaces/d/workerpools/a/scale", "",
+     "application/json", "{\"metadata\":{\"name\":\"a\"}}"},
+    {"PATCH", "/apis/serving.baton.dev/v1alpha1/namespaces/d/inferencedeployments/a/status",
+     "fieldManager=me&force=true", "application/apply-patch+yaml",
+     "\"apiVersion\":\"serving.baton.dev/v1alpha1\""},
+    {"PATCH", "/apis/serving.baton.dev/v1alpha1/nodeinventories/n", "",
+     "application/merge-patch+json", "{\"metadata\":{\"name\":\"a\"}}"},
+    {"PATCH", "/api/v1/namespaces/d/pods/a", "", "application/json-patch+json", ""},
+    {"DELETE", "/api/v1/namespaces/d/pods/a", "", "application/json",
+     "\"preconditions\":{\"uid\":\"u\",\"resourceVersion\":\"7\"}"},
+};
+
 static void each_verb_has_its_method_path_and_type(void **state)
 {
     struct apiserver s;
@@ -86,34 +105,16 @@ static void each_verb_has_its_method_path_and_type(void **state)
          .resource_version = "7",
          .grace_seconds = 5},
     };
-    static const struct {
-        const char *method, *path, *query, *type, *body;
-    } want[] = {
-        {"GET", "/api/v1/namespaces/d/pods/a b", "", "", ""},
-        {"GET", "/apis/serving.baton.dev/v1alpha1/workerpools", "labelSelector=x%3Dy%2Cz", "", ""},
-        {"POST", "/apis/serving.baton.dev/v1alpha1/namespaces/d/workerpools", "fieldManager=me",
-         "application/json", "\"kind\":\"WorkerPool\""},
-        {"PUT", "/apis/serving.baton.dev/v1alpha1/namespaces/d/workerpools/a/scale", "",
-         "application/json", "{\"metadata\":{\"name\":\"a\"}}"},
-        {"PATCH", "/apis/serving.baton.dev/v1alpha1/namespaces/d/inferencedeployments/a/status",
-         "fieldManager=me&force=true", "application/apply-patch+yaml",
-         "\"apiVersion\":\"serving.baton.dev/v1alpha1\""},
-        {"PATCH", "/apis/serving.baton.dev/v1alpha1/nodeinventories/n", "",
-         "application/merge-patch+json", "{\"metadata\":{\"name\":\"a\"}}"},
-        {"PATCH", "/api/v1/namespaces/d/pods/a", "", "application/json-patch+json", ""},
-        {"DELETE", "/api/v1/namespaces/d/pods/a", "", "application/json",
-         "\"preconditions\":{\"uid\":\"u\",\"resourceVersion\":\"7\"}"},
-    };
     for (size_t i = 0; i < 8; i++) {
         call(&s, &calls[i], &r);
         const struct seen_request *q = &s.seen[i];
-        assert_string_equal(q->method, want[i].method);
-        assert_string_equal(q->path, want[i].path);
-        assert_string_equal(q->query, want[i].query);
-        assert_string_equal(q->type, want[i].type);
+        assert_string_equal(q->method, verbs_on_the_wire[i].method);
+        assert_string_equal(q->path, verbs_on_the_wire[i].path);
+        assert_string_equal(q->query, verbs_on_the_wire[i].query);
+        assert_string_equal(q->type, verbs_on_the_wire[i].type);
         assert_string_equal(q->auth, "Bearer secret-token");
-        if (!strstr(q->body, want[i].body))
-            fail_msg("%s lacks %s", q->body, want[i].body);
+        if (!strstr(q->body, verbs_on_the_wire[i].body))
+            fail_msg("%s lacks %s", q->body, verbs_on_the_wire[i].body);
         assert_int_equal(r.code, 0);
         assert_string_equal(json_str_at(r.object, "kind", ""), "x");
         json_decref(r.object);
