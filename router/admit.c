@@ -1,5 +1,5 @@
-/* From a body to jobs: parse, find the model, render the template, tokenise once, name the blocks, check the context. Large
- * bodies do the two expensive steps on a thread of libuv's pool. */
+/* From a body to jobs: parse, find the model, render the template, tokenise once, name the blocks,
+ * check the context. Large bodies do the two expensive steps on a thread of libuv's pool. */
 #include "lib/base/clock.h"
 #include "router/router.h"
 
@@ -40,7 +40,8 @@ static void on_after(uv_work_t *w, int status)
     if (!x->req)
         exchange_free(x); /* the client left meanwhile */
     else if (status)
-        api_error(x->req, &(struct openai_error){.status = 503, .type = "server_error",
+        api_error(x->req, &(struct openai_error){.status = 503,
+                                                 .type = "server_error",
                                                  .msg = "the router is stopping"});
     else
         after(x);
@@ -191,9 +192,9 @@ static int encode_prompt(struct exchange *x, const struct openai_prompt *p, stru
 {
     uint32_t vocab = tokenizer_vocab(x->model->tokenizer);
     if (!p->is_ids)
-        return encode(x, p->text,
-                      TOKENIZE_PARSE_SPECIAL | (x->rq.add_special_tokens ? TOKENIZE_ADD_SPECIAL : 0),
-                      out);
+        return encode(
+            x, p->text,
+            TOKENIZE_PARSE_SPECIAL | (x->rq.add_special_tokens ? TOKENIZE_ADD_SPECIAL : 0), out);
     for (size_t i = 0; i < p->n_ids; i++)
         if (p->ids[i] >= vocab)
             return openai_error_set(&x->error, 400, NULL, "prompt",
@@ -291,8 +292,8 @@ static void tokenize(struct exchange *x)
 
 static int find_model(struct exchange *x)
 {
-    struct deployment *d = x->rq.model.n ? fleet_by_model(x->r->fleet, x->rq.model)
-                                         : fleet_first(x->r->fleet);
+    struct deployment *d =
+        x->rq.model.n ? fleet_by_model(x->r->fleet, x->rq.model) : fleet_first(x->r->fleet);
     if (!d)
         return openai_error_model(&x->error, x->rq.model);
     x->d = deployment_ref(d);

@@ -1,4 +1,5 @@
-/* From records to the client: detokenise, apply stop strings, collect log probabilities, write chunks or the whole answer. */
+/* From records to the client: detokenise, apply stop strings, collect log probabilities, write
+ * chunks or the whole answer. */
 #include "lib/base/clock.h"
 #include "lib/json/json.h"
 #include "router/router.h"
@@ -198,8 +199,8 @@ static int prompt_token(struct job *j, const struct wire_record *rec)
     if (!j->x->rq.logprobs || rec->choice != 0)
         return 0;
     struct str bytes = tokenizer_bytes(j->x->model->tokenizer, rec->id);
-    bool hidden = j->x->rq.skip_special_tokens &&
-                  tokenizer_is_special(j->x->model->tokenizer, rec->id);
+    bool hidden =
+        j->x->rq.skip_special_tokens && tokenizer_is_special(j->x->model->tokenizer, rec->id);
     for (uint32_t i = 0; i < j->n_choices; i++) {
         struct choice *c = &j->x->choices[j->first_choice + i];
         int rc = add_logprob(c, rec);
@@ -377,7 +378,8 @@ void answer_finish(struct exchange *x)
 {
     int rc = x->rq.stream ? end_stream(x) : write_whole(x);
     if (rc) {
-        struct openai_error e = {.status = 500, .type = "server_error",
+        struct openai_error e = {.status = 500,
+                                 .type = "server_error",
                                  .msg = "the answer does not fit into the router's memory"};
         answer_fail(x, &e);
         return;

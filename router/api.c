@@ -1,4 +1,5 @@
-/* Which path is what: authentication, CORS, request ids, the small endpoints; the rest goes to admit.c. */
+/* Which path is what: authentication, CORS, request ids, the small endpoints; the rest goes to
+ * admit.c. */
 #include "lib/base/clock.h"
 #include "lib/json/json.h"
 #include "router/router.h"
@@ -55,8 +56,9 @@ static void set_cors(struct httpd_req *req, const struct router *r)
     if (!*r->o.cors_origin || !httpd_header(req, "origin"))
         return;
     httpd_set_header(req, "access-control-allow-origin", r->o.cors_origin);
-    httpd_set_header(req, "access-control-expose-headers",
-                     "x-request-id, x-baton-prefill, x-baton-decode, x-baton-kv-bytes, retry-after");
+    httpd_set_header(
+        req, "access-control-expose-headers",
+        "x-request-id, x-baton-prefill, x-baton-decode, x-baton-kv-bytes, retry-after");
     if (strcmp(r->o.cors_origin, "*") != 0)
         httpd_set_header(req, "vary", "origin");
 }
@@ -64,7 +66,8 @@ static void set_cors(struct httpd_req *req, const struct router *r)
 static void preflight(struct httpd_req *req)
 {
     httpd_set_header(req, "access-control-allow-methods", "GET, POST, OPTIONS");
-    httpd_set_header(req, "access-control-allow-headers", "authorization, content-type, x-request-id");
+    httpd_set_header(req, "access-control-allow-headers",
+                     "authorization, content-type, x-request-id");
     httpd_set_header(req, "access-control-max-age", "86400");
     httpd_reply(req, 204, NULL, STR(""));
 }

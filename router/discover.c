@@ -1,5 +1,6 @@
-/* What exists, from Kubernetes: InferenceDeployments, the rank-0 pods of Baton's own engine, and the peer secrets. Only
- * get, list and watch. A pod says where a worker is, never what it does: roles come from the worker itself. */
+/* What exists, from Kubernetes: InferenceDeployments, the rank-0 pods of Baton's own engine, and
+ * the peer secrets. Only get, list and watch. A pod says where a worker is, never what it does:
+ * roles come from the worker itself. */
 #include "lib/base/log.h"
 #include "lib/kube/cache.h"
 #include "router/router.h"
@@ -32,7 +33,8 @@ static void sync_secret(struct discover *s, struct deployment *d)
 
 static void sync_pod(struct discover *s, const struct kube_pod *pod)
 {
-    const char *infd = kube_label(&pod->meta, LABEL_INFD), *rank = kube_label(&pod->meta, LABEL_RANK);
+    const char *infd = kube_label(&pod->meta, LABEL_INFD),
+               *rank = kube_label(&pod->meta, LABEL_RANK);
     struct deployment *d = infd ? fleet_find(s->r->fleet, pod->meta.namespace, infd) : NULL;
     if (!d)
         return;
@@ -69,9 +71,8 @@ static void on_infd(const void *old, const void *now, void *ctx)
         .source = or_empty(i->model_source),
         .sha256 = or_empty(i->model_sha256),
         .kv_dtype = or_empty(i->kv_dtype),
-        .block_tokens = i->kv_block_tokens > 0 && i->kv_block_tokens <= 4096
-                            ? (uint32_t)i->kv_block_tokens
-                            : 0,
+        .block_tokens =
+            i->kv_block_tokens > 0 && i->kv_block_tokens <= 4096 ? (uint32_t)i->kv_block_tokens : 0,
         .max_context = i->model_max_context_tokens > 0 && i->model_max_context_tokens < UINT32_MAX
                            ? (uint32_t)i->model_max_context_tokens
                            : 0,
@@ -166,5 +167,6 @@ void discover_stop(struct discover *s)
 
 bool discover_synced(const struct discover *s)
 {
-    return kube_cache_synced(s->infds) && kube_cache_synced(s->pods) && kube_cache_synced(s->secrets);
+    return kube_cache_synced(s->infds) && kube_cache_synced(s->pods) &&
+           kube_cache_synced(s->secrets);
 }

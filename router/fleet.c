@@ -9,11 +9,11 @@
 #include <stdlib.h>
 
 /* Rough figures of a CPU share; corrected by what workers measure within seconds. */
-#define PRIOR_FLOPS 100e9
-#define PRIOR_BYTES_PER_S 10e9
+#define PRIOR_FLOPS            100e9
+#define PRIOR_BYTES_PER_S      10e9
 #define PRIOR_LINK_BYTES_PER_S 1e9
-#define LOAD_RETRY_MAX_S 60
-#define ARRIVAL_MEMORY_S 5.0
+#define LOAD_RETRY_MAX_S       60
+#define ARRIVAL_MEMORY_S       5.0
 
 struct fleet *fleet_new(const struct fleet_config *c)
 {
@@ -96,8 +96,13 @@ static bool set_text(char **at, const char *value)
 
 static void set_costs(struct deployment *d, struct route_worker *s)
 {
-    struct cost_shape shape = {.weight_bytes = 1e8, .params = 1e8, .layers = 1, .kv_heads = 1,
-                               .head_dim = 64, .heads = 1, .kv_element_bytes = 2};
+    struct cost_shape shape = {.weight_bytes = 1e8,
+                               .params = 1e8,
+                               .layers = 1,
+                               .kv_heads = 1,
+                               .head_dim = 64,
+                               .heads = 1,
+                               .kv_element_bytes = 2};
     if (d->model)
         shape = d->model->shape;
     shape.kv_element_bytes = strcmp(d->kv_dtype, "f32") == 0 ? 4 : 2;
@@ -123,8 +128,8 @@ static void on_model(struct model *m, const struct err *e, void *ctx)
     } else {
         unsigned wait_s = 1u << (d->load_failures < 6 ? d->load_failures : 6);
         d->load_failures++;
-        d->load_again_ns = clock_mono_ns() +
-                           (wait_s < LOAD_RETRY_MAX_S ? wait_s : LOAD_RETRY_MAX_S) * NS_PER_S;
+        d->load_again_ns =
+            clock_mono_ns() + (wait_s < LOAD_RETRY_MAX_S ? wait_s : LOAD_RETRY_MAX_S) * NS_PER_S;
         snprintf(d->model_error, sizeof d->model_error, "%s", e->msg);
         log_warn("model not readable", LS("model", d->model_name), LERR(e));
         fleet_changed(d->fleet);
@@ -253,8 +258,8 @@ static struct worker *add_worker(struct deployment *d, const char *name)
     return w;
 }
 
-struct worker *fleet_worker(struct fleet *f, struct deployment *d, const char *name, const char *uid,
-                            const char *host, uint16_t port, bool leaving)
+struct worker *fleet_worker(struct fleet *f, struct deployment *d, const char *name,
+                            const char *uid, const char *host, uint16_t port, bool leaving)
 {
     struct worker *w = deployment_worker(d, name);
     if (w && strcmp(w->uid, or_empty(uid)) != 0) { /* another pod of the same name */

@@ -1,7 +1,8 @@
-/* fleet.h: what the router knows of its models and workers, on the loop's thread: deployments, one connection to the event
- * stream of every rank 0 (heartbeats: incarnation, actual role, load, block names), the block index and the ledger.
- * Who tells it what exists: discover.c (Kubernetes) or static.c (a file). Desired roles and labels are never used to
- * route: only what a worker reports itself. A stream that ends is opened again with back-off (20 ms x2 up to 1 s). */
+/* fleet.h: what the router knows of its models and workers, on the loop's thread: deployments, one
+ * connection to the event stream of every rank 0 (heartbeats: incarnation, actual role, load, block
+ * names), the block index and the ledger. Who tells it what exists: discover.c (Kubernetes) or
+ * static.c (a file). Desired roles and labels are never used to route: only what a worker reports
+ * itself. A stream that ends is opened again with back-off (20 ms x2 up to 1 s). */
 #pragma once
 #include "lib/decide/index.h"
 #include "lib/decide/route.h"
@@ -50,7 +51,8 @@ struct deployment {
     uint64_t arrival_at_ns;
 };
 
-/* One entry of the ledger: something sent to a worker and not yet in its reports. In the request's memory. */
+/* One entry of the ledger: something sent to a worker and not yet in its reports. In the request's
+ * memory. */
 struct ledger_entry {
     struct worker *worker; /* NULL: not in a ledger */
     struct ledger_entry *prev, *next;
@@ -70,7 +72,7 @@ struct worker {
     struct buf in;
     uint64_t seq, next_try_ns;
     unsigned failures;
-    bool complete;      /* all names of the first dump are in */
+    bool complete;              /* all names of the first dump are in */
     struct wire_heartbeat last; /* its pointers are not valid */
     uint64_t last_prompt_tokens, last_generated_tokens;
     uint64_t born_ns; /* when this incarnation was first heard of */
@@ -104,9 +106,10 @@ struct deployment *fleet_first(const struct fleet *f); /* then ->next */
 struct deployment *deployment_ref(struct deployment *d);
 void deployment_unref(struct deployment *d);
 
-/* Adds or updates, by name; a new address or uid starts its stream again. NULL when the deployment is full. */
-struct worker *fleet_worker(struct fleet *f, struct deployment *d, const char *name, const char *uid,
-                            const char *host, uint16_t port, bool leaving);
+/* Adds or updates, by name; a new address or uid starts its stream again. NULL when the deployment
+ * is full. */
+struct worker *fleet_worker(struct fleet *f, struct deployment *d, const char *name,
+                            const char *uid, const char *host, uint16_t port, bool leaving);
 void fleet_remove_worker(struct fleet *f, struct worker *w);
 struct worker *deployment_worker(const struct deployment *d, const char *name);
 bool deployment_has_workers(const struct deployment *d);
@@ -119,5 +122,6 @@ void worker_disconnect(struct worker *w, const char *why);
 /* ledger.c */
 void ledger_reserve(struct worker *w, struct ledger_entry *e, uint64_t now_ns);
 void ledger_release(struct ledger_entry *e); /* harmless when it is in no ledger */
-void ledger_reported(struct worker *w, uint64_t now_ns); /* a heartbeat came: drops what it must include */
+void ledger_reported(struct worker *w,
+                     uint64_t now_ns); /* a heartbeat came: drops what it must include */
 void ledger_clear(struct worker *w);

@@ -69,7 +69,8 @@ void worker_disconnect(struct worker *w, const char *why)
     lost(w, why);
 }
 
-/* The worker's own measurements correct its prices, when it did that kind of work since the last heartbeat. */
+/* The worker's own measurements correct its prices, when it did that kind of work since the last
+ * heartbeat. */
 static void learn(struct worker *w, const struct wire_heartbeat *h)
 {
     struct cost_worker *c = &w->d->state[w->slot].cost;
@@ -166,8 +167,7 @@ static void on_done(struct conn_call *c, int status, int code, bool stale, void 
     w->events = NULL;
     char why[128];
     if (status == 200 || !*w->last_error || code != -ECANCELED)
-        snprintf(why, sizeof why, "%s",
-                 code ? uv_strerror(code) : "it ended its event stream");
+        snprintf(why, sizeof why, "%s", code ? uv_strerror(code) : "it ended its event stream");
     else
         snprintf(why, sizeof why, "%s", w->last_error);
     lost(w, why);
@@ -180,14 +180,21 @@ void worker_connect(struct worker *w, struct conn_pool *pool, uint64_t now_ns)
     buf_reset(&w->in);
     w->seq = 0;
     struct err e = {0};
-    if (codec_write_head(&head, "GET", "/v1/internal/events", w->host, w->d->secret, NULL, NULL, 0)) {
+    if (codec_write_head(&head, "GET", "/v1/internal/events", w->host, w->d->secret, NULL, NULL,
+                         0)) {
         buf_fini(&head);
         lost(w, "its secret is too long");
         return;
     }
-    struct conn_request r = {.host = w->host, .port = w->port, .head = buf_view(&head), .fresh = true,
-                             .silence_timeout_ms = FLEET_DEAD_MS, .on_headers = on_headers,
-                             .on_data = on_data, .on_done = on_done, .ctx = w};
+    struct conn_request r = {.host = w->host,
+                             .port = w->port,
+                             .head = buf_view(&head),
+                             .fresh = true,
+                             .silence_timeout_ms = FLEET_DEAD_MS,
+                             .on_headers = on_headers,
+                             .on_data = on_data,
+                             .on_done = on_done,
+                             .ctx = w};
     w->events = conn_start(pool, &r, &e);
     buf_fini(&head);
     if (!w->events)

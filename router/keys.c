@@ -9,7 +9,7 @@
 #include "router/router.h"
 
 #define KEY_BYTES_MAX 512
-#define KEYS_MAX 4096
+#define KEYS_MAX      4096
 
 struct keys {
     size_t n;

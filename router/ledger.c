@@ -1,5 +1,5 @@
-/* The ledger: what was sent to a worker and is not yet in its reports, so that requests between two heartbeats see each
- * other. Entries are in order of time. */
+/* The ledger: what was sent to a worker and is not yet in its reports, so that requests between two
+ * heartbeats see each other. Entries are in order of time. */
 #include "lib/base/clock.h"
 #include "router/fleet.h"
 

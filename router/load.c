@@ -12,19 +12,19 @@ static json_t *sample(const struct worker *w, uint64_t now)
     char incarnation[20];
     snprintf(incarnation, sizeof incarnation, "%016llx", (unsigned long long)s->incarnation);
     return json_pack(
-        "{s:s, s:s, s:s, s:s, s:b, s:b, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:I, s:I, "
+        "{s:s, s:s, s:s, s:s, s:b, s:b, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, "
+        "s:I, s:I, "
         "s:I, s:I, s:I, s:I}",
         "pod", w->name, "uid", w->uid, "incarnation", incarnation, "role",
         wire_role_name(w->last.role), "ready", s->ready, "draining", s->draining, "warmup",
         (w->last.flags & WIRE_HB_WARMUP) != 0, "age_ms",
-        (json_int_t)((now - s->heard_ns) / NS_PER_MS), "running", (json_int_t)l->running,
-        "waiting", (json_int_t)l->waiting, "waiting_tokens", (json_int_t)l->waiting_tokens,
-        "sent_tokens", (json_int_t)s->sent_prefill_tokens, "resident_tokens",
-        (json_int_t)l->resident_tokens, "kv_blocks", (json_int_t)l->kv_blocks, "kv_blocks_used",
-        (json_int_t)l->kv_blocks_used, "prefill_tokens_per_s", (double)l->prefill_tokens_per_s,
-        "decode_step_s", (double)l->decode_step_s, "prompt_tokens_total",
-        (json_int_t)l->prompt_tokens_total, "cached_tokens_total",
-        (json_int_t)l->cached_tokens_total, "generated_tokens_total",
+        (json_int_t)((now - s->heard_ns) / NS_PER_MS), "running", (json_int_t)l->running, "waiting",
+        (json_int_t)l->waiting, "waiting_tokens", (json_int_t)l->waiting_tokens, "sent_tokens",
+        (json_int_t)s->sent_prefill_tokens, "resident_tokens", (json_int_t)l->resident_tokens,
+        "kv_blocks", (json_int_t)l->kv_blocks, "kv_blocks_used", (json_int_t)l->kv_blocks_used,
+        "prefill_tokens_per_s", (double)l->prefill_tokens_per_s, "decode_step_s",
+        (double)l->decode_step_s, "prompt_tokens_total", (json_int_t)l->prompt_tokens_total,
+        "cached_tokens_total", (json_int_t)l->cached_tokens_total, "generated_tokens_total",
         (json_int_t)l->generated_tokens_total, "kv_bytes_out_total",
         (json_int_t)l->kv_bytes_out_total, "kv_bytes_in_total", (json_int_t)l->kv_bytes_in_total,
         "preemptions_total", (json_int_t)l->preemptions_total);
@@ -45,7 +45,8 @@ static unsigned held_requests(const struct router *r, const struct deployment *d
 
 static json_t *role_load(const struct deployment *d, enum wire_role role, uint64_t now)
 {
-    uint64_t workers = 0, queued_tokens = 0, queued = 0, running = 0, blocks = 0, used = 0, resident = 0;
+    uint64_t workers = 0, queued_tokens = 0, queued = 0, running = 0, blocks = 0, used = 0,
+             resident = 0;
     double rate = 0, step_s = 0;
     json_t *samples = json_array();
     for (size_t i = 0; i < d->n_workers; i++) {
@@ -102,7 +103,8 @@ static void reply_json(struct httpd_req *req, json_t *o)
     json_decref(o);
 }
 
-/* One deployment's object with ?infd=NAME; else {"items": [...]} of those whose peer secret the caller holds. */
+/* One deployment's object with ?infd=NAME; else {"items": [...]} of those whose peer secret the
+ * caller holds. */
 void load_handle(struct router *r, struct httpd_req *req)
 {
     const char *infd = httpd_arg(req, "infd"), *namespace = httpd_arg(req, "namespace");
@@ -111,7 +113,8 @@ void load_handle(struct router *r, struct httpd_req *req)
     json_t *items = json_array();
     bool any = false;
     for (const struct deployment *d = fleet_first(r->fleet); d; d = d->next) {
-        if ((infd && strcmp(infd, d->infd) != 0) || (namespace && strcmp(namespace, d->namespace) != 0))
+        if ((infd && strcmp(infd, d->infd) != 0) ||
+            (namespace && strcmp(namespace, d->namespace) != 0))
             continue;
         any = true;
         if (!d->secret || bearer_is(authorization, d->secret))

@@ -22,8 +22,8 @@ static const struct conf_opt options[] = {
      "namespace to serve; * for all (empty: the kubeconfig's)", "NAME"},
     {"--static", "BATON_ROUTER_STATIC", CONF_STR, CONF(struct options, static_file), "", 0, 0,
      "serve the models and workers of this JSON file, without Kubernetes", "FILE"},
-    {"--models-dir", "BATON_MODELS_DIR", CONF_STR, CONF(struct options, models_dir), MODELS_MOUNT, 0, 0,
-     "folder where file://" MODELS_MOUNT "/... sources lie for this process", "DIR"},
+    {"--models-dir", "BATON_MODELS_DIR", CONF_STR, CONF(struct options, models_dir), MODELS_MOUNT,
+     0, 0, "folder where file://" MODELS_MOUNT "/... sources lie for this process", "DIR"},
     {"--api-keys-file", "BATON_API_KEYS_FILE", CONF_STR, CONF(struct options, api_keys_file), "", 0,
      0, "file with one API key a line (# begins a comment); without any key the API is open",
      "FILE"},
@@ -33,8 +33,8 @@ static const struct conf_opt options[] = {
     {"--cors-origin", "BATON_CORS_ORIGIN", CONF_STR, CONF(struct options, cors_origin), "*", 0, 0,
      "origin that browsers may call from; empty: none but this router's own page", "ORIGIN"},
     {"--hold-seconds", "BATON_ROUTER_HOLD_SECONDS", CONF_F64, CONF(struct options, hold_seconds),
-     "10", 0, 3600,
-     "how long a request waits while its model has worker pods and none is ready", "S"},
+     "10", 0, 3600, "how long a request waits while its model has worker pods and none is ready",
+     "S"},
     {"--drain-seconds", "BATON_DRAIN_SECONDS", CONF_U64, CONF(struct options, drain_seconds), "30",
      0, 86400, "how long running requests may take after SIGTERM", "S"},
     {"--max-connections", "BATON_ROUTER_MAX_CONNECTIONS", CONF_U64,
@@ -59,8 +59,9 @@ static const struct conf_opt options[] = {
 
 static const struct conf_prog program = {
     .name = "baton-router",
-    .summary = "Serves the OpenAI API for every model of a namespace: picks a prefill and a decode worker "
-               "for each request by predicted seconds, and streams the answer.",
+    .summary =
+        "Serves the OpenAI API for every model of a namespace: picks a prefill and a decode worker "
+        "for each request by predicted seconds, and streams the answer.",
     .usage = "[options]",
     .opts = options,
 };
@@ -117,7 +118,8 @@ static int listen_on(struct router *r, const char *host, struct httpd **out, str
 {
     CLEANUP(free_charp) char *cert = NULL;
     CLEANUP(free_charp) char *key = NULL;
-    if (*r->o.tls_cert && (!(cert = read_pem(r->o.tls_cert, e)) || !(key = read_pem(r->o.tls_key, e))))
+    if (*r->o.tls_cert &&
+        (!(cert = read_pem(r->o.tls_cert, e)) || !(key = read_pem(r->o.tls_key, e))))
         return -EINVAL;
     struct httpd_config c = {.loop = &r->loop,
                              .host = host,
@@ -152,7 +154,8 @@ static int start(struct router *r, struct err *e)
         rc = *r->o.static_file ? static_load(r, r->o.static_file, e)
                                : discover_start(r, &r->discover, e);
     rc = rc ? rc : listen_on(r, "127.0.0.1", &r->http[0], e);
-    if (!rc && *r->o.host && strcmp(r->o.host, "127.0.0.1") != 0 && strcmp(r->o.host, "0.0.0.0") != 0)
+    if (!rc && *r->o.host && strcmp(r->o.host, "127.0.0.1") != 0 &&
+        strcmp(r->o.host, "0.0.0.0") != 0)
         rc = listen_on(r, r->o.host, &r->http[1], e);
     return rc;
 }
@@ -179,7 +182,7 @@ int main(int argc, char **argv)
         return 0;
     if (rc || first < argc || log_level_parse(r.o.log_level, &level)) {
         fprintf(stderr, "baton-router: %s\n",
-                rc           ? e.msg
+                rc             ? e.msg
                 : first < argc ? "it takes no arguments; see --help"
                                : "--log-level is error, warn, info or debug");
         return 2;

@@ -133,7 +133,8 @@ static char *local_path(struct str path)
 static int read_model(const char *source, struct model *m, struct err *e)
 {
     struct str first;
-    str_cut(str_c(source), ',', &first); /* sources in order of preference; a worker takes the first too */
+    str_cut(str_c(source), ',',
+            &first); /* sources in order of preference; a worker takes the first too */
     first = str_trim(first);
     if (str_starts(first, STR("file://")))
         first = (struct str){first.p + 7, first.n - 7};

@@ -1,6 +1,7 @@
-/* model.h: what the router needs of a model's files: tokenizer, chat template, context length and shape. Loaded on a
- * thread of libuv's pool (a vocabulary takes up to a second), then constant and shared by reference count: requests that
- * run keep theirs when the deployment changes. Counts are touched on the loop's thread only. */
+/* model.h: what the router needs of a model's files: tokenizer, chat template, context length and
+ * shape. Loaded on a thread of libuv's pool (a vocabulary takes up to a second), then constant and
+ * shared by reference count: requests that run keep theirs when the deployment changes. Counts are
+ * touched on the loop's thread only. */
 #pragma once
 #include "lib/cost/predict.h"
 #include "lib/llm/template.h"
@@ -17,8 +18,8 @@ struct model {
     struct cost_shape shape;
 };
 
-/* The folder that worker pods mount for local models; sources name files by that path. Where the router itself finds it
- * (another folder in process mode) is set once, at start. */
+/* The folder that worker pods mount for local models; sources name files by that path. Where the
+ * router itself finds it (another folder in process mode) is set once, at start. */
 #define MODELS_MOUNT "/var/lib/baton/models"
 void model_set_dir(const char *dir);
 

@@ -1,4 +1,5 @@
-/* A job's life: picked, sent, its records taken, tried again elsewhere when that is exact, cancelled when nobody waits. */
+/* A job's life: picked, sent, its records taken, tried again elsewhere when that is exact,
+ * cancelled when nobody waits. */
 #include "router/proxy.h"
 
 #include "lib/base/clock.h"
@@ -24,9 +25,9 @@ void proxy_start(struct exchange *x)
         answer_fail(x, &e);
         return;
     }
-    char *id = arena_printf(&x->arena, "%s-%016llx%08x",
-                            x->head.api == OPENAI_CHAT ? "chatcmpl" : "cmpl",
-                            (unsigned long long)rng_next(&x->r->rng), (unsigned)rng_next(&x->r->rng));
+    char *id =
+        arena_printf(&x->arena, "%s-%016llx%08x", x->head.api == OPENAI_CHAT ? "chatcmpl" : "cmpl",
+                     (unsigned long long)rng_next(&x->r->rng), (unsigned)rng_next(&x->r->rng));
     x->head.id = id ? id : "";
     x->state = X_RUNNING;
     uint64_t seed = x->rq.has_seed ? x->rq.seed : draw_seed(x->r);
@@ -93,7 +94,8 @@ static void avoid(struct job *j, uint64_t incarnation)
         j->n_avoid = JOB_AVOID;
 }
 
-/* Nothing that the client has seen may change: one choice continues exactly from its tokens; several begin again. */
+/* Nothing that the client has seen may change: one choice continues exactly from its tokens;
+ * several begin again. */
 static bool can_repeat(const struct job *j)
 {
     return j->n_choices == 1 || !j->x->streaming;
@@ -135,7 +137,8 @@ static void connection_failed(struct job *j, int code, bool stale)
     if (!j->fault.status || j->upstream_status == 0)
         openai_error_set(&j->fault, 502, "worker_lost", "", "the worker's connection failed: %s",
                          uv_strerror(code ? code : UV_EOF));
-    if (stale && j->stale_repeats < 8) { /* an idle connection had ended: nothing was lost, send again */
+    if (stale &&
+        j->stale_repeats < 8) { /* an idle connection had ended: nothing was lost, send again */
         j->stale_repeats++;
         release(j);
         j->state = JOB_WAITING;
@@ -145,7 +148,11 @@ static void connection_failed(struct job *j, int code, bool stale)
         return;
     }
     avoid(j, j->decode_incarnation);
-    job_failed(j, code == -ECONNREFUSED ? "refused" : code == -ETIMEDOUT ? "timeout" : "lost", true);
+    job_failed(j,
+               code == -ECONNREFUSED ? "refused"
+               : code == -ETIMEDOUT  ? "timeout"
+                                     : "lost",
+               true);
 }
 
 static void status_failed(struct job *j)
@@ -260,7 +267,8 @@ static int on_data(struct conn_call *c, struct str piece, void *ctx)
         httpd_abort(x->req);
         return -EPIPE;
     }
-    /* All choices have met their stop strings: whatever D still computes is for nobody (see on_done). */
+    /* All choices have met their stop strings: whatever D still computes is for nobody (see
+     * on_done). */
     return j->n_done == j->n_choices && !j->ended && x->rq.n_stop ? -ESHUTDOWN : 0;
 }
 
@@ -305,7 +313,8 @@ void proxy_worker_down(struct deployment *d, uint64_t incarnation, void *ctx)
     }
 }
 
-/* The event stream ended but the request's own connection has not: give it a moment to end by itself, then give up. */
+/* The event stream ended but the request's own connection has not: give it a moment to end by
+ * itself, then give up. */
 static void check_lost(struct job *j, uint64_t now_ns)
 {
     if (!j->decode_lost_ns || now_ns < j->decode_lost_ns + LOST_GRACE_NS || !j->call)

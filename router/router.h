@@ -1,8 +1,10 @@
-/* router.h: the program's state and one request's. Everything is owned by the loop's thread, except what admit.c does on a
- * thread of libuv's pool for large bodies (it then touches only the exchange's own arena, body copy and results).
+/* router.h: the program's state and one request's. Everything is owned by the loop's thread, except
+ * what admit.c does on a thread of libuv's pool for large bodies (it then touches only the
+ * exchange's own arena, body copy and results).
  *
- * A request is an *exchange*: one HTTP request of a client. It has one *job* for each prompt (completions may carry
- * several), each job one upstream request to D at a time, and n *choices* a job. Memory of a request is its arena's. */
+ * A request is an *exchange*: one HTTP request of a client. It has one *job* for each prompt
+ * (completions may carry several), each job one upstream request to D at a time, and n *choices* a
+ * job. Memory of a request is its arena's. */
 #pragma once
 #include "lib/base/arena.h"
 #include "lib/base/metrics.h"
@@ -13,16 +15,17 @@
 #include "router/fleet.h"
 
 #define EXCHANGE_MAX_BYTES (512u << 20) /* arena */
-#define REQUEST_ID_MAX 128
-#define JOB_RETRIES 3
-#define JOB_AVOID 4
-#define STREAM_QUEUE_BYTES (16u << 20) /* for a client that reads slowly; past it the request is ended */
+#define REQUEST_ID_MAX     128
+#define JOB_RETRIES        3
+#define JOB_AVOID          4
+#define STREAM_QUEUE_BYTES                                                                         \
+    (16u << 20) /* for a client that reads slowly; past it the request is ended */
 
 struct exchange;
 
 struct options {
-    const char *host, *kubeconfig, *static_file, *namespace, *api_keys_file, *api_keys, *cors_origin,
-        *models_dir;
+    const char *host, *kubeconfig, *static_file, *namespace, *api_keys_file, *api_keys,
+        *cors_origin, *models_dir;
     const char *tls_cert, *tls_key, *log_level, *log_format;
     uint64_t port, max_connections, index_blocks, drain_seconds, inline_bytes, max_body_bytes;
     double hold_seconds;
@@ -42,7 +45,7 @@ struct router {
     struct discover *discover; /* NULL with --static */
     struct keys *keys;         /* NULL: open */
     struct rng rng;
-    struct buf scratch; /* the upstream request being written; reused */
+    struct buf scratch;         /* the upstream request being written; reused */
     struct exchange *exchanges; /* all that run */
     unsigned n_exchanges;
     bool draining;
@@ -59,7 +62,7 @@ struct choice {
     uint64_t chars; /* of the text before the next token: text_offset */
     enum openai_finish finish;
     const char *stop_text;
-    uint32_t n_tokens; /* generated */
+    uint32_t n_tokens;         /* generated */
     bool done, opened, closed; /* opened, closed: its first and last chunk are written */
 };
 
@@ -105,7 +108,7 @@ struct exchange {
     struct httpd_req *req; /* NULL once closed */
     struct exchange *prev, *next;
     enum exchange_state state;
-    bool pooled; /* a thread of the pool works on it: free only afterwards */
+    bool pooled;    /* a thread of the pool works on it: free only afterwards */
     bool streaming; /* the response's head is sent */
     struct arena arena;
     struct buf body; /* a copy, when pooled */
@@ -139,12 +142,12 @@ void proxy_start(struct exchange *x);
 void proxy_worker_down(struct deployment *d, uint64_t incarnation, void *ctx);
 void proxy_tick(struct router *r, uint64_t now_ns);
 void proxy_cancel(struct exchange *x); /* ends every upstream request at once */
-void job_send(struct job *j);         /* send.c: pick and send, or wait, or fail */
+void job_send(struct job *j);          /* send.c: pick and send, or wait, or fail */
 /* answer.c: records -> text, logprobs, chunks, the response */
 int answer_init(struct exchange *x) MUST_CHECK;
 int answer_record(struct job *j, const struct wire_record *rec) MUST_CHECK;
 int answer_ended(struct job *j) MUST_CHECK; /* the stream's last record came */
-void answer_restart(struct job *j); /* drops what was generated: the attempt begins again */
+void answer_restart(struct job *j);         /* drops what was generated: the attempt begins again */
 int answer_flush(struct exchange *x) MUST_CHECK; /* writes the chunks of a stream */
 void answer_finish(struct exchange *x);
 void answer_fail(struct exchange *x, const struct openai_error *e);

@@ -90,8 +90,8 @@ static void set_names(struct job *j, const struct worker *p, const struct worker
 static void predict(struct job *j, const struct worker *at)
 {
     uint64_t n = j->tokens.n - j->pick.prefill_cached;
-    j->predicted_prefill_s = cost_prefill_s(&at->d->state[at->slot].cost, n ? n : 1,
-                                            j->pick.prefill_cached);
+    j->predicted_prefill_s =
+        cost_prefill_s(&at->d->state[at->slot].cost, n ? n : 1, j->pick.prefill_cached);
 }
 
 static int write_request(struct job *j, const struct worker *p, const struct worker *d,
@@ -112,8 +112,9 @@ static int write_request(struct job *j, const struct worker *p, const struct wor
     buf_reset(&r->scratch);
     int rc = wire_request_encode(&w, &r->scratch);
     size_t n = r->scratch.n;
-    rc = rc ? rc : codec_write_head(&r->scratch, "POST", "/v1/internal/generate", host,
-                                    d->d->secret, line, "application/octet-stream", n);
+    rc = rc ? rc
+            : codec_write_head(&r->scratch, "POST", "/v1/internal/generate", host, d->d->secret,
+                               line, "application/octet-stream", n);
     if (rc)
         return rc;
     *body = (struct str){r->scratch.data, n};

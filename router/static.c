@@ -1,7 +1,7 @@
 /* A fleet from a file instead of Kubernetes (--static):
- *   {"models": [{"name": "SmolLM2", "infd": "chat", "source": "file:///models/x.gguf", "sha256": "", "secret": "…",
- *                "disaggregation": "auto", "block_tokens": 32, "kv_dtype": "f16", "max_context": 0,
- *                "workers": [{"name": "p0", "host": "127.0.0.1", "port": 8000}]}]} */
+ *   {"models": [{"name": "SmolLM2", "infd": "chat", "source": "file:///models/x.gguf", "sha256":
+ * "", "secret": "…", "disaggregation": "auto", "block_tokens": 32, "kv_dtype": "f16",
+ * "max_context": 0, "workers": [{"name": "p0", "host": "127.0.0.1", "port": 8000}]}]} */
 #include <errno.h>
 #include <strings.h>
 
@@ -59,8 +59,7 @@ static int add_model(struct router *r, const json_t *o, struct err *e)
         fleet_set_secret(r->fleet, d, secret);
     size_t i;
     json_t *w;
-    json_array_foreach(json_at(o, "workers"), i, w)
-    {
+    json_array_foreach (json_at(o, "workers"), i, w) {
         rc = add_worker(r, d, w, e);
         if (rc)
             return err_wrap(e, "workers.%zu", i);
@@ -75,8 +74,7 @@ int static_load(struct router *r, const char *path, struct err *e)
         return -e->code;
     size_t i;
     json_t *m;
-    json_array_foreach(json_at(o, "models"), i, m)
-    {
+    json_array_foreach (json_at(o, "models"), i, m) {
         if (add_model(r, m, e))
             return err_wrap(e, "%s: models.%zu", path, i);
     }

@@ -26,9 +26,9 @@ void stats_init(void)
                                   "Prompt tokens that a worker had cached.", "model", NULL, 0);
     generated_tokens = metric_family(METRIC_COUNTER, "baton_router_generated_tokens_total",
                                      "Generated tokens.", "model", NULL, 0);
-    kv_bytes = metric_family(METRIC_COUNTER, "baton_router_kv_moved_bytes_total",
-                             "KV bytes that moved from prefill to decode workers.", "model", NULL,
-                             0);
+    kv_bytes =
+        metric_family(METRIC_COUNTER, "baton_router_kv_moved_bytes_total",
+                      "KV bytes that moved from prefill to decode workers.", "model", NULL, 0);
     picks = metric_family(METRIC_COUNTER, "baton_router_picks_total",
                           "Picks by their outcome: split, alone, or why there was none.",
                           "model,reason", NULL, 0);
@@ -49,7 +49,8 @@ static void latencies(const struct exchange *x, const char *model, uint64_t now)
     uint64_t first = 0, last = 0, tokens = 0, cached = 0, kv = 0;
     for (size_t i = 0; i < x->n_jobs; i++) {
         const struct job *j = &x->jobs[i];
-        first = !first || (j->first_token_ns && j->first_token_ns < first) ? j->first_token_ns : first;
+        first =
+            !first || (j->first_token_ns && j->first_token_ns < first) ? j->first_token_ns : first;
         last = j->last_token_ns > last ? j->last_token_ns : last;
         cached += j->cached_tokens;
         kv += j->kv_bytes;

@@ -2,7 +2,7 @@
 
 #include <stdlib.h>
 
-#define WORDS (INDEX_WORKERS / 64)
+#define WORDS     (INDEX_WORKERS / 64)
 #define MIN_SLOTS 1024
 
 struct entry {
@@ -10,7 +10,8 @@ struct entry {
     uint64_t workers[WORDS]; /* empty set: the slot is free */
 };
 
-/* Open addressing with linear probing; deletion moves later entries back, so there are no tombstones. */
+/* Open addressing with linear probing; deletion moves later entries back, so there are no
+ * tombstones. */
 struct index {
     struct entry *slot;
     size_t n_slots, n, max;

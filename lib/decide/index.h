@@ -1,7 +1,8 @@
-/* index.h: which workers hold which KV blocks: a table from block name to the set of workers, fed by their heartbeats. It
- * answers the longest cached prefix for every worker at once, in O(depth) look-ups. Bounded: past max_names new names are
- * counted and left out (the answer is then only less favourable, never wrong). Workers are slots below INDEX_WORKERS.
- * One owner thread; no I/O. */
+/* index.h: which workers hold which KV blocks: a table from block name to the set of workers, fed
+ * by their heartbeats. It answers the longest cached prefix for every worker at once, in O(depth)
+ * look-ups. Bounded: past max_names new names are counted and left out (the answer is then only
+ * less favourable, never wrong). Workers are slots below INDEX_WORKERS. One owner thread; no I/O.
+ */
 #pragma once
 #include "lib/llm/blocks.h"
 

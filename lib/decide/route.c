@@ -74,12 +74,13 @@ static double expected_tokens(const struct route_request *r)
     return r->max_tokens < ROUTE_EXPECTED_TOKENS ? r->max_tokens : ROUTE_EXPECTED_TOKENS;
 }
 
-/* Running requests give their KV back at resident / (remaining steps); a shortage waits for that. */
+/* Running requests give their KV back at resident / (remaining steps); a shortage waits for that.
+ */
 static double kv_wait_s(const struct context *c, size_t i, double step_s)
 {
     const struct route_worker *w = &c->w[i];
-    double room = ((double)w->kv_blocks - w->kv_blocks_used) * w->block_tokens -
-                  (double)w->sent_kv_tokens;
+    double room =
+        ((double)w->kv_blocks - w->kv_blocks_used) * w->block_tokens - (double)w->sent_kv_tokens;
     double need = c->req->prompt_tokens + c->req->n * expected_tokens(c->req);
     if (!w->kv_blocks || need <= room)
         return 0;
@@ -126,8 +127,8 @@ struct best {
     double price;
 };
 
-/* The cheapest worker but `skip`; ties at random. The first pass leaves out what failed before and what is over the cap,
- * the second only what failed, the last takes any. */
+/* The cheapest worker but `skip`; ties at random. The first pass leaves out what failed before and
+ * what is over the cap, the second only what failed, the last takes any. */
 static struct best cheapest(const struct context *c, bool prefill, int skip,
                             double (*price)(const struct context *, size_t), struct rng *rng)
 {
@@ -164,7 +165,8 @@ static enum route_reason why_not(const struct context *c)
     return !any ? ROUTE_NO_WORKER : !decode ? ROUTE_NO_DECODE : ROUTE_NO_PREFILL;
 }
 
-/* P and D must be two workers; when one worker is the best for both, the cheaper of the two ways to part them. */
+/* P and D must be two workers; when one worker is the best for both, the cheaper of the two ways to
+ * part them. */
 static double best_split(const struct context *c, struct rng *rng, struct best *p, struct best *d)
 {
     *p = cheapest(c, true, -1, price_prefill, rng);
@@ -197,8 +199,8 @@ int route(const struct route_request *req, const struct route_worker *workers, s
         split = best_split(&c, rng, &p, &d);
     if (req->policy != ROUTE_ALWAYS)
         alone = cheapest(&c, false, -1, price_alone, rng);
-    *out = (struct route_pick){.prefill = -1, .decode = -1, .split_s = split,
-                               .alone_s = alone.price};
+    *out =
+        (struct route_pick){.prefill = -1, .decode = -1, .split_s = split, .alone_s = alone.price};
     if (split < alone.price) {
         out->prefill = p.at;
         out->decode = d.at;

@@ -2,7 +2,7 @@
 
 #include <errno.h>
 
-#define MAX_LINE 256u     /* of a chunk's size line */
+#define MAX_LINE    256u /* of a chunk's size line */
 #define MAX_TRAILER 4096u
 
 void codec_init(struct codec *c)

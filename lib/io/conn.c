@@ -5,8 +5,8 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#define READ_BYTES 65536
-#define TICK_MS 50
+#define READ_BYTES  65536
+#define TICK_MS     50
 #define IDLE_MAX_NS (60 * NS_PER_S)
 
 struct conn;
@@ -301,8 +301,8 @@ static struct conn *open_conn(struct conn_pool *p, struct peer *peer, const stru
     p->all = c;
     p->n_conns++;
     peer->n_all++;
-    int rc = uv_tcp_connect(&c->connect, &c->tcp, (const struct sockaddr *)&peer->addr,
-                            on_connected);
+    int rc =
+        uv_tcp_connect(&c->connect, &c->tcp, (const struct sockaddr *)&peer->addr, on_connected);
     if (rc) {
         close_conn(c);
         err_set(e, -rc, "connect: %s", uv_strerror(rc));
@@ -336,8 +336,11 @@ struct conn_call *conn_start(struct conn_pool *p, const struct conn_request *r, 
     struct conn_call *call = xcalloc(1, sizeof *call);
     unsigned connect_ms = r->connect_timeout_ms ? r->connect_timeout_ms : 1000;
     uint64_t now = clock_mono_ns();
-    *call = (struct conn_call){.conn = c, .r = *r, .connect_by_ns = now + connect_ms * NS_PER_MS,
-                               .last_byte_ns = now, .reused = reused};
+    *call = (struct conn_call){.conn = c,
+                               .r = *r,
+                               .connect_by_ns = now + connect_ms * NS_PER_MS,
+                               .last_byte_ns = now,
+                               .reused = reused};
     c->call = call;
     p->stats.active++;
     if (reused) {

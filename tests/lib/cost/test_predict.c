@@ -10,8 +10,12 @@
 
 static struct cost_worker worker(void)
 {
-    const struct cost_shape shape = {.weight_bytes = 1e8, .params = 1.3e8, .layers = 30,
-                                     .kv_heads = 3, .head_dim = 64, .heads = 9,
+    const struct cost_shape shape = {.weight_bytes = 1e8,
+                                     .params = 1.3e8,
+                                     .layers = 30,
+                                     .kv_heads = 3,
+                                     .head_dim = 64,
+                                     .heads = 9,
                                      .kv_element_bytes = 2};
     struct cost_worker w = {0};
     cost_model_init(&w.m, &shape, 100e9, 10e9, 1e9);

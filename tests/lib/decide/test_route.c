@@ -22,16 +22,25 @@ struct world {
 static struct route_worker *add(struct world *f, enum route_role role)
 {
     struct route_worker *w = &f->w[f->n++];
-    const struct cost_shape shape = {.weight_bytes = 1e8, .params = 1.3e8, .layers = 30,
-                                     .kv_heads = 3, .head_dim = 64, .heads = 9,
+    const struct cost_shape shape = {.weight_bytes = 1e8,
+                                     .params = 1.3e8,
+                                     .layers = 30,
+                                     .kv_heads = 3,
+                                     .head_dim = 64,
+                                     .heads = 9,
                                      .kv_element_bytes = 2};
-    *w = (struct route_worker){.incarnation = f->n, .heard_ns = NOW - 50 * NS_PER_MS, .role = role,
-                               .ready = true, .kv_blocks = 4096, .block_tokens = 32};
+    *w = (struct route_worker){.incarnation = f->n,
+                               .heard_ns = NOW - 50 * NS_PER_MS,
+                               .role = role,
+                               .ready = true,
+                               .kv_blocks = 4096,
+                               .block_tokens = 32};
     cost_model_init(&w->cost.m, &shape, 100e9, 10e9, 1e9);
     return w;
 }
 
-static struct route_pick pick(struct world *f, uint32_t prompt, enum route_policy policy, int expect)
+static struct route_pick pick(struct world *f, uint32_t prompt, enum route_policy policy,
+                              int expect)
 {
     struct route_request q = {.prompt_tokens = prompt, .max_tokens = 64, .n = 1, .policy = policy};
     struct route_pick p;

@@ -71,9 +71,10 @@ static void a_counted_body_is_read_however_it_is_cut(void **s)
 static void a_chunked_body_is_read_however_it_is_cut(void **s)
 {
     (void)s;
-    expect("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\nA;x=y\r\n0123456789\r\n"
-           "0\r\nTrailer: 1\r\n\r\n",
-           200, "hello0123456789", true);
+    expect(
+        "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\nA;x=y\r\n0123456789\r\n"
+        "0\r\nTrailer: 1\r\n\r\n",
+        200, "hello0123456789", true);
 }
 
 static void a_body_without_length_ends_with_the_connection(void **s)
@@ -151,7 +152,8 @@ static void headers_are_found_without_regard_to_case(void **s)
 {
     (void)s;
     struct got g;
-    run(STR("HTTP/1.1 200 OK\r\ncontent-TYPE: \t text/plain \r\nContent-Length: 0\r\n\r\n"), 9, true, &g);
+    run(STR("HTTP/1.1 200 OK\r\ncontent-TYPE: \t text/plain \r\nContent-Length: 0\r\n\r\n"), 9,
+        true, &g);
     assert_string_equal(g.type, "text/plain");
 }
 
@@ -171,7 +173,8 @@ static void a_connection_serves_several_answers(void **s)
     codec_fini(&c);
 }
 
-/* Random bytes, and valid answers with random bytes changed: never a crash, never more body than bytes fed. */
+/* Random bytes, and valid answers with random bytes changed: never a crash, never more body than
+ * bytes fed. */
 static void noise_never_breaks_it(void **s)
 {
     (void)s;
@@ -194,10 +197,12 @@ static void a_request_head_is_what_rfc_9112_says(void **s)
     (void)s;
     struct buf b;
     buf_init(&b, 4096);
-    assert_int_equal(codec_write_head(&b, "POST", "/x", "10.0.0.1:80", "s3cret", "a: b\r\n",
-                                      "text/plain", 12), 0);
-    assert_string_equal(b.data, "POST /x HTTP/1.1\r\nHost: 10.0.0.1:80\r\nAuthorization: Bearer s3cret\r\n"
-                                "a: b\r\nContent-Type: text/plain\r\nContent-Length: 12\r\n\r\n");
+    assert_int_equal(
+        codec_write_head(&b, "POST", "/x", "10.0.0.1:80", "s3cret", "a: b\r\n", "text/plain", 12),
+        0);
+    assert_string_equal(b.data,
+                        "POST /x HTTP/1.1\r\nHost: 10.0.0.1:80\r\nAuthorization: Bearer s3cret\r\n"
+                        "a: b\r\nContent-Type: text/plain\r\nContent-Length: 12\r\n\r\n");
     buf_fini(&b);
 }
 
