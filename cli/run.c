@@ -165,13 +165,19 @@ struct answer {
     bool newline;
 };
 
+/* The pod's name out of "name:incarnation". */
+static void keep_name(struct http_call *c, const char *header, char *out, size_t n)
+{
+    const char *v = http_header(c, header); /* valid until the next call */
+    snprintf(out, n, "%.*s", v ? (int)strcspn(v, ":") : 0, v ? v : "");
+}
+
 static int on_headers(struct http_call *c, int status, void *ctx)
 {
     struct answer *a = ctx;
-    const char *p = http_header(c, "x-baton-prefill"), *d = http_header(c, "x-baton-decode");
     a->status = status;
-    snprintf(a->prefill, sizeof a->prefill, "%.*s", p ? (int)strcspn(p, ":") : 0, p ? p : "");
-    snprintf(a->decode, sizeof a->decode, "%.*s", d ? (int)strcspn(d, ":") : 0, d ? d : "");
+    keep_name(c, "x-baton-prefill", a->prefill, sizeof a->prefill);
+    keep_name(c, "x-baton-decode", a->decode, sizeof a->decode);
     return 0;
 }
 

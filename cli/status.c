@@ -44,13 +44,43 @@ static json_t *list(struct kube_client *k, const struct kube_kind *kind, struct 
     return items ? items : json_array();
 }
 
-static int get(const char *router, const char *path, struct buf *out)
+static int get(const char *router, const char *path, const char *secret, struct buf *out)
 {
     struct err e;
     struct http_client_config hc = {.user_agent = "baton-cli"};
     CLEANUP(free_charp) char *url = xasprintf("%s%s", router, path);
-    struct http_request r = {.url = url, .timeout_ms = 3000};
+    CLEANUP(free_charp) char *auth = secret ? xasprintf("Authorization: Bearer %s", secret) : NULL;
+    const char *headers[] = {auth, NULL};
+    struct http_request r = {.url = url, .timeout_ms = 3000, .headers = headers};
     return http_run(&hc, &r, out, &e);
+}
+
+/* The deployment's peer secret: the router shows load to those who may read it. */
+static char *peer_secret(struct kube_client *k, const char *ns, const char *infd)
+{
+    CLEANUP(free_charp) char *name = xasprintf("%s-peer", infd);
+    struct kube_call call = {.verb = KUBE_GET, .kind = &kube_secrets, .namespace = ns, .name = name, .timeout_ms = 5000};
+    struct kube_result r;
+    struct kube_secret *s = NULL;
+    if (kube_run(k, &call, &r) == 0)
+        s = view_decode(&kube_secret_view, r.object, NULL);
+    char *secret = s && s->secret ? xstrdup(s->secret) : NULL;
+    free(s);
+    kube_result_fini(&r);
+    return secret;
+}
+
+/* New reference or NULL: what the router knows of a deployment's load. */
+static json_t *load_of(struct kube_client *k, const char *router, const json_t *infd)
+{
+    struct buf text;
+    const char *name = json_str_at(infd, "metadata.name", ""), *ns = json_str_at(infd, "metadata.namespace", "");
+    CLEANUP(free_charp) char *secret = peer_secret(k, ns, name);
+    CLEANUP(free_charp) char *path = xasprintf("/v1/internal/load?infd=%s&namespace=%s", name, ns);
+    buf_init(&text, 8 << 20);
+    json_t *o = get(router, path, secret, &text) == 200 ? json_parse(buf_view(&text), 8 << 20, 0, NULL) : NULL;
+    buf_fini(&text);
+    return o;
 }
 
 /* Sum of a counter's series whose model label is `model` (all when NULL). */
@@ -73,14 +103,19 @@ static double counter(struct str text, const char *name, const char *model)
     return sum;
 }
 
-static const json_t *named(const json_t *items, const char *member, const char *name)
+/* The sample of one pod among those of all roles. */
+static const json_t *sample_of(const json_t *load, const char *pod)
 {
+    const char *role;
+    json_t *group, *sample;
     size_t i;
-    json_t *o;
-    json_array_foreach(items, i, o)
+    json_object_foreach(json_object_get((json_t *)(uintptr_t)load, "roles"), role, group)
     {
-        if (strcmp(json_str_at(o, member, ""), name) == 0)
-            return o;
+        json_array_foreach(json_object_get(group, "samples"), i, sample)
+        {
+            if (strcmp(json_str_at(sample, "pod", ""), pod) == 0)
+                return sample;
+        }
     }
     return NULL;
 }
@@ -134,10 +169,10 @@ static json_t *worker(const json_t *pod, const json_t *load)
     return w;
 }
 
-static json_t *deployment(const json_t *infd, const json_t *pods, const json_t *loads)
+static json_t *deployment(const json_t *infd, const json_t *pods, const json_t *load)
 {
     const char *name = json_str_at(infd, "metadata.name", ""), *ns = json_str_at(infd, "metadata.namespace", "");
-    const json_t *ready = condition(infd, "Ready"), *load = named(loads, "infd", name);
+    const json_t *ready = condition(infd, "Ready");
     json_t *workers = json_array();
     size_t i;
     json_t *pod;
@@ -145,13 +180,12 @@ static json_t *deployment(const json_t *infd, const json_t *pods, const json_t *
     {
         if (strcmp(label_of(pod, LABEL_INFD), name) != 0 || strcmp(json_str_at(pod, "metadata.namespace", ""), ns) != 0)
             continue;
-        const json_t *w = named(json_object_get(load, "workers"), "pod", json_str_at(pod, "metadata.name", ""));
-        json_array_append_new(workers, worker(pod, w));
+        json_array_append_new(workers, worker(pod, sample_of(load, json_str_at(pod, "metadata.name", ""))));
     }
     return json_pack("{s:s, s:s, s:s, s:b, s:s, s:s, s:I, s:f, s:o}", "name", name, "namespace", ns, "model",
                      json_str_at(infd, "spec.model.name", ""), "ready", (int)is_true(ready), "reason",
                      json_str_at(ready, "reason", ""), "message", json_str_at(ready, "message", ""), "held",
-                     json_int_at(load, "held", 0), "arriving_tokens_per_s", json_num_at(load, "arriving_tokens_per_s", 0),
+                     json_int_at(load, "held_requests", 0), "arrival_tokens_per_s", json_num_at(load, "arrival_tokens_per_s", 0),
                      "workers", workers);
 }
 
@@ -186,21 +220,19 @@ static void add_rates(json_t *all, struct str metrics, struct rates *before)
 
 static json_t *look(struct kube_client *k, const char *router, struct rates *before, struct err *e)
 {
-    struct buf text, metrics;
-    buf_init(&text, 8 << 20);
+    struct buf metrics;
     buf_init(&metrics, 8 << 20);
     CLEANUP(json_decrefp) json_t *infds = list(k, &kube_infds, e);
     CLEANUP(json_decrefp) json_t *pods = list(k, &kube_pods, e);
-    bool up = get(router, "/v1/internal/load", &text) == 200;
-    CLEANUP(json_decrefp) json_t *load = up ? json_parse(buf_view(&text), 8 << 20, 0, NULL) : NULL;
-    if (up && get(router, "/metrics", &metrics) != 200)
-        buf_reset(&metrics);
+    bool up = get(router, "/metrics", NULL, &metrics) == 200;
     json_t *all = json_array(), *d;
     size_t i;
     json_array_foreach(infds, i, d)
-        json_array_append_new(all, deployment(d, pods, json_object_get(load, "deployments")));
-    add_rates(all, metrics.n ? buf_view(&metrics) : (struct str){0}, before);
-    buf_fini(&text);
+    {
+        CLEANUP(json_decrefp) json_t *load = up ? load_of(k, router, d) : NULL;
+        json_array_append_new(all, deployment(d, pods, load));
+    }
+    add_rates(all, up ? buf_view(&metrics) : (struct str){0}, before);
     buf_fini(&metrics);
     return json_pack("{s:s, s:b, s:o}", "router", router, "router_up", (int)up, "deployments", all);
 }

@@ -80,6 +80,8 @@ char *kenv_field(struct kpod *p, const char *path)
         v = map_key(json_at(p->obj, "metadata.annotations"), path + 20);
     else if (strcmp(path, "metadata.uid") == 0)
         v = p->uid;
+    else if (strcmp(path, "metadata.name") == 0 && p->static_file)
+        return xasprintf("%s-%s", p->name, p->k->node); /* as its mirror */
     else if (strcmp(path, "metadata.name") == 0)
         v = p->name;
     else if (strcmp(path, "metadata.namespace") == 0)
