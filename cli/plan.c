@@ -17,6 +17,9 @@ struct options {
     bool disaggregate;
 };
 
+#define TIME(s) plan_seconds(s, (char[32]){0})
+#define MAX_GROUPS 1000 /* of a role, and */
+#define MAX_TENSOR 64   /* ranks a group, by the InferenceDeployment's schema */
 #define O(f) CONF(struct options, f)
 static const struct conf_opt table[] = {
     {"--device", NULL, CONF_STR, O(device), "h100", 0, 0, "built-in device or a JSON file (memory_bytes, memory_bytes_per_s, flops_bf16, link_bytes_per_s, nic_bytes_per_s, devices_per_server, nics_per_server)", "DEVICE"},
@@ -56,7 +59,7 @@ static void print_table(const struct plan_input *in, const struct plan *p)
         printf("%u prefill and %u decode groups", l->prefill_groups, l->decode_groups);
     else
         printf("%u unified groups", l->unified_groups);
-    printf("; predicted TTFT %.3g ms, TPOT %.3g ms at batch %u, no queue\n", 1e3 * l->ttft_s, 1e3 * l->tpot_s, in->batch);
+    printf("; predicted TTFT %s, TPOT %s at batch %u, no queue\n", TIME(l->ttft_s), TIME(l->tpot_s), in->batch);
     for (size_t i = 0; i < p->n_advice; i++)
         printf("  %s %s\n", p->advice[i].level == ADVICE_WARNING ? "warning:" : "note:   ", p->advice[i].text);
 }
@@ -107,17 +110,55 @@ static void print_role(const char *role, uint32_t groups, const struct plan_inpu
         printf("    resources:\n      limits: {nvidia.com/gpu: \"%u\"}\n", tensor);
 }
 
-static void print_yaml(const struct options *o, const struct plan_input *in, const struct plan *p)
+/* A YAML scalar: quoted as JSON where it could be read as anything but this text. */
+static void print_scalar(const char *key, const char *text)
 {
-    char name[51];
+    static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/._:@%+=-";
+    static const char *const reserved[] = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"};
+    bool quote = !isalpha((unsigned char)*text) || text[strspn(text, plain)] || str_ends(str_c(text), STR(":"));
+    for (size_t i = 0; i < sizeof reserved / sizeof *reserved; i++)
+        quote |= str_ieq_c(str_c(text), reserved[i]);
+    struct buf b;
+    buf_init(&b, 16384);
+    if (quote && !buf_json_str(&b, str_c(text)))
+        text = b.data;
+    printf("%s: %s\n", key, text);
+    buf_fini(&b);
+}
+
+static bool known_scheme(const char *source)
+{
+    static const char *const schemes[] = {"hf://", "https://", "file://", "pvc://", "image://"};
+    for (size_t i = 0; i < sizeof schemes / sizeof *schemes; i++)
+        if (str_starts(str_c(source), str_c(schemes[i])) && source[strlen(schemes[i])])
+            return true;
+    return false;
+}
+
+static int print_yaml(const struct options *o, const struct plan_input *in, const struct plan *p, struct err *e)
+{
+    char name[51], device[51];
     const struct plan_layout *l = &p->layout;
     object_name(*o->name ? o->name : in->model->name, name);
-    printf("# baton plan %s --device %s: predicted TTFT %.3g ms, TPOT %.3g ms at batch %u\n", in->model->name, in->device->name,
-           1e3 * l->ttft_s, 1e3 * l->tpot_s, in->batch);
+    object_name(in->device->name, device);
+    uint32_t groups = l->prefill_groups > l->decode_groups ? l->prefill_groups : l->decode_groups;
+    groups = l->disaggregate ? groups : l->unified_groups;
+    if (groups > MAX_GROUPS || l->tensor > MAX_TENSOR)
+        return err_set(e, ERANGE, "%u groups of TP=%u are more than one InferenceDeployment takes (%d groups a role, TP=%d)", groups,
+                       l->tensor, MAX_GROUPS, MAX_TENSOR);
+    if (!*name)
+        return err_set(e, EINVAL, "the object's name needs a letter or digit; give one with --name");
+    if (*o->source && !known_scheme(o->source))
+        return err_set(e, EINVAL, "--source is a URL that begins with hf://, https://, file://, pvc:// or image://, not \"%s\"", o->source);
+    printf("# baton plan %s --device %s: predicted TTFT %s, TPOT %s at batch %u\n", name, device,
+           TIME(l->ttft_s), TIME(l->tpot_s), in->batch);
     for (size_t i = 0; i < p->n_advice; i++)
         printf("# %s: %s\n", p->advice[i].level == ADVICE_WARNING ? "warning" : "note", p->advice[i].text);
-    printf("apiVersion: serving.baton.dev/v1alpha1\nkind: InferenceDeployment\nmetadata:\n  name: %s\nspec:\n", name);
-    printf("  model:\n    name: %s\n    source: %s\n", name, *o->source ? o->source : in->model->source);
+    printf("apiVersion: serving.baton.dev/v1alpha1\nkind: InferenceDeployment\nmetadata:\n");
+    print_scalar("  name", name);
+    printf("spec:\n  model:\n");
+    print_scalar("    name", name);
+    print_scalar("    source", *o->source ? o->source : in->model->source);
     if (l->disaggregate) {
         print_role("prefill", l->prefill_groups, in, l->tensor);
         print_role("decode", l->decode_groups, in, l->tensor);
@@ -127,6 +168,7 @@ static void print_yaml(const struct options *o, const struct plan_input *in, con
     if (o->ttft > 0 && o->tpot > 0)
         printf("  slo: {ttft: %.0fms, tpot: %.0fms}\n", o->ttft * 1e3, o->tpot * 1e3);
     printf("  routing:\n    disaggregation: %s\n", l->disaggregate ? "auto" : "never");
+    return 0;
 }
 
 static int run(int argc, char **argv, struct err *e)
@@ -160,7 +202,7 @@ static int run(int argc, char **argv, struct err *e)
     if (strcmp(o.output, "json") == 0)
         return print_json(&in, p);
     if (strcmp(o.output, "yaml") == 0)
-        return print_yaml(&o, &in, p), 0;
+        return print_yaml(&o, &in, p, e);
     if (strcmp(o.output, "table") != 0)
         return err_set(e, EINVAL, "--output is table, json or yaml, not \"%s\"", o.output);
     print_table(&in, p);

@@ -10,6 +10,14 @@
 
 #define MAX_FILE ((size_t)4 << 20)
 
+/* Names from files go into tables and into the comments of YAML: one line, whatever the file says. */
+static void one_line(char *name)
+{
+    for (; *name; name++)
+        if ((unsigned char)*name < ' ' || *name == 127)
+            *name = ' ';
+}
+
 static uint32_t gguf_field(struct gguf *g, const char *arch, const char *key, uint32_t dflt)
 {
     uint64_t v;
@@ -152,6 +160,7 @@ int plan_load_model(const char *what, struct model_profile *out, struct err *e)
     }
     if (rc)
         return rc;
+    one_line(m.name);
     CLEANUP(free_charp) char *full = realpath(path, NULL);
     snprintf(m.source, sizeof m.source, "file://%s", full ? full : path);
     *out = m;
@@ -184,6 +193,7 @@ int plan_load_device(const char *what, struct device_profile *out, struct err *e
         .nics_per_server = u32(j, "nics_per_server", 1),
     };
     snprintf(d.name, sizeof d.name, "%s", json_str_at(j, "name", what));
+    one_line(d.name);
     *out = d;
     return 0;
 }

@@ -5,6 +5,13 @@
 #include <stdarg.h>
 #include <stdio.h>
 
+const char *plan_seconds(double s, char out[32])
+{
+    double a = fabs(s);
+    snprintf(out, 32, a >= 1 ? "%.3g s" : a >= 1e-3 ? "%.3g ms" : "%.3g us", a >= 1 ? s : a >= 1e-3 ? s * 1e3 : s * 1e6);
+    return out;
+}
+
 static void text_of(double v, const char *unit, char out[32])
 {
     static const struct {
@@ -18,7 +25,7 @@ static void text_of(double v, const char *unit, char out[32])
             i++;
         snprintf(out, 32, "%.3g %s", v / bytes[i].div, bytes[i].suffix);
     } else if (strcmp(unit, "s") == 0) {
-        snprintf(out, 32, a >= 1 ? "%.3g s" : a >= 1e-3 ? "%.3g ms" : "%.3g us", a >= 1 ? v : a >= 1e-3 ? v * 1e3 : v * 1e6);
+        plan_seconds(v, out);
     } else {
         snprintf(out, 32, a >= 1e4 ? "%.0f%s%s" : "%.4g%s%s", v, *unit ? " " : "", unit);
     }

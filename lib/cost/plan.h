@@ -49,4 +49,6 @@ struct plan {
 
 /* Fills *out. -EINVAL when the figures make no sense (zero layers, no memory, …), with what is missing. */
 int plan_compute(const struct plan_input *in, struct plan *out, struct err *e) MUST_CHECK;
+/* "290 ms", "22.6 s" */
+const char *plan_seconds(double s, char out[32]);
 const struct plan_number *plan_find(const struct plan *p, const char *id);

@@ -6,6 +6,7 @@
 
 #define RHO_PREFILL 0.7 /* of a prefill group's time that may be busy before queues grow */
 #define RHO_KV 0.8      /* of KV that may be in use */
+#define TIME(s) plan_seconds(s, (char[32]){0})
 
 static void advise(struct plan *p, enum advice_level level, const char *id, const char *fmt, ...) PRINTF_LIKE(4, 5);
 static void advise(struct plan *p, enum advice_level level, const char *id, const char *fmt, ...)
@@ -53,8 +54,8 @@ static uint32_t choose_tensor(const struct plan_input *in, struct plan *p)
         advise(p, ADVICE_WARNING, "does-not-fit", "No group within a server of %u x %s holds the weights and the KV of one request: use a device with more memory, FP8 weights, or pipeline parallelism across servers (one hand-over a stage instead of two all-reduces a layer).",
                widest, in->device->name);
     else
-        advise(p, ADVICE_WARNING, "targets-missed", "No group within a server has room for KV of several requests and meets the targets: TP=%u predicts TTFT %.3g ms and TPOT %.3g ms before any queue.",
-               widest, 1e3 * plan_prefill_s(in, widest, in->prompt_tokens), 1e3 * plan_step_s(in, widest, 1, context(in)));
+        advise(p, ADVICE_WARNING, "targets-missed", "No group within a server has room for KV of several requests and meets the targets: TP=%u predicts TTFT %s and TPOT %s before any queue.",
+               widest, TIME(plan_prefill_s(in, widest, in->prompt_tokens)), TIME(plan_step_s(in, widest, 1, context(in))));
     return widest;
 }
 
@@ -65,12 +66,15 @@ static void warn_layout(const struct plan_input *in, struct plan *p, uint32_t tp
     if (tp > m->kv_heads && !m->mla_rank)
         advise(p, ADVICE_WARNING, "tp-above-kv-heads", "TP=%u is above the model's %u KV heads: each KV head is kept %u times, so wider groups add no room for KV. Add replicas instead.",
                tp, m->kv_heads, (tp + m->kv_heads - 1) / m->kv_heads);
+    if (m->heads % tp)
+        advise(p, ADVICE_WARNING, "tp-splits-heads", "TP=%u does not divide the model's %u attention heads: ranks would get unequal work, and most engines refuse it.",
+               tp, m->heads);
     if (m->mla_rank && tp > 1)
         advise(p, ADVICE_WARNING, "tp-with-mla", "Latent attention keeps one KV for all heads: every rank of TP=%u keeps all of it. Prefer data-parallel attention with expert parallelism.", tp);
     if (tp > d->devices_per_server) {
         double bytes = plan_all_reduce_bytes(in, tp, in->batch);
-        advise(p, ADVICE_WARNING, "tp-across-servers", "TP=%u spans servers of %u devices: its all-reduces (%.3g MB a step) take about %.2g ms over NICs instead of %.2g ms on the server's links. Keep TP within a server; use pipeline parallelism across.",
-               tp, d->devices_per_server, bytes / 1e6, 1e3 * bytes / d->nic_bytes_per_s, 1e3 * bytes / d->link_bytes_per_s);
+        advise(p, ADVICE_WARNING, "tp-across-servers", "TP=%u spans servers of %u devices: its all-reduces (%.3g MB a step) take about %s over NICs instead of %s on the server's links. Keep TP within a server; use pipeline parallelism across.",
+               tp, d->devices_per_server, bytes / 1e6, TIME(bytes / d->nic_bytes_per_s), TIME(bytes / d->link_bytes_per_s));
     }
     if (kv_tokens(in, tp) <= 0)
         advise(p, ADVICE_WARNING, "weights-do-not-fit", "TP=%u: %.4g GB of weights a device do not fit into %.4g GB usable.", tp,
@@ -101,6 +105,7 @@ static void judge_disaggregation(const struct plan_input *in, struct plan *p)
     struct plan_layout *l = &p->layout;
     double busy = unified_busy(in, l->tensor), prefill = plan_prefill_s(in, l->tensor, in->prompt_tokens);
     double step = plan_step_s(in, l->tensor, in->batch, context(in));
+    double kv = in->prompt_tokens * model_kv_bytes_per_token(in->model, in->kv_element_bytes);
     bool early = in->requests_per_s > 0 ? busy < RHO_PREFILL : prefill < 2 * step;
     bool asked = in->tensor > 0 && in->disaggregate;
     l->disaggregate = in->tensor > 0 ? in->disaggregate : !early;
@@ -108,12 +113,13 @@ static void judge_disaggregation(const struct plan_input *in, struct plan *p)
         advise(p, ADVICE_WARNING, "disaggregating-too-early", "Disaggregating too early: %s. A unified pool with chunked prefill serves this with half the groups; separate pools pay when prefills delay decodes.",
                in->requests_per_s > 0 ? "one unified group would be busy for less than 70 % of the time" : "a prefill is shorter than two decode steps");
     else if (early)
-        advise(p, ADVICE_NOTE, "unified", "Start unified: %s (a group is busy %.0f %% at the expected load, a prefill takes %.3g ms, a decode step %.3g ms). Separate the roles when prefills make decodes miss TPOT.",
-               in->requests_per_s > 0 ? "one group carries the load" : "prefills are short beside decode steps", 100 * busy, 1e3 * prefill, 1e3 * step);
+        advise(p, ADVICE_NOTE, "unified", "Start unified: %s (a group is busy %.0f %% at the expected load, a prefill takes %s, a decode step %s). Separate the roles when prefills make decodes miss TPOT.",
+               in->requests_per_s > 0 ? "one group carries the load" : "prefills are short beside decode steps", 100 * busy, TIME(prefill), TIME(step));
     else
-        advise(p, ADVICE_NOTE, "disaggregate", "Separate prefill and decode: a prefill takes %.3g ms, so it would hold up %.0f decode steps of %.3g ms each time; its KV (%.3g GB) moves in %.3g ms over all NICs, hidden behind the layers.",
-               1e3 * prefill, prefill / step, 1e3 * step, in->prompt_tokens * model_kv_bytes_per_token(in->model, in->kv_element_bytes) / 1e9,
-               1e3 * in->prompt_tokens * model_kv_bytes_per_token(in->model, in->kv_element_bytes) / in->device->nic_bytes_per_s / in->device->nics_per_server);
+        advise(p, ADVICE_NOTE, "disaggregate", "%s: a prefill takes %s, so it %s hold up %.0f decode steps of %s each time; its KV (%.3g GB) moves in %s over all NICs, hidden behind the layers.",
+               l->disaggregate ? "Separate prefill and decode" : "Separate pools (--disaggregate) would pay here", TIME(prefill),
+               l->disaggregate ? "would" : "will", prefill / step, TIME(step), kv / 1e9,
+               TIME(kv / in->device->nic_bytes_per_s / in->device->nics_per_server));
 }
 
 void plan_advise(const struct plan_input *in, struct plan *p)
