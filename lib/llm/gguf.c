@@ -258,9 +258,11 @@ static int read_header(struct gguf *g, uint64_t *n_tensors, uint64_t *n_kvs, str
         return rc;
     uint64_t left = g->file_bytes - g->pos;
     if (*n_kvs > KVS_MAX || *n_kvs > left / 13)
-        return err_set(e, EINVAL, "%s: claims %llu metadata keys", g->name, (unsigned long long)*n_kvs);
+        return err_set(e, EINVAL, "%s: claims %llu metadata keys, more than %llu bytes can hold: is the file cut short?", g->name,
+                       (unsigned long long)*n_kvs, (unsigned long long)g->file_bytes);
     if (*n_tensors > TENSORS_MAX || *n_tensors > left / 32)
-        return err_set(e, EINVAL, "%s: claims %llu tensors", g->name, (unsigned long long)*n_tensors);
+        return err_set(e, EINVAL, "%s: claims %llu tensors, more than %llu bytes can hold: is the file cut short?", g->name,
+                       (unsigned long long)*n_tensors, (unsigned long long)g->file_bytes);
     return 0;
 }
 
