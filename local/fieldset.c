@@ -369,21 +369,31 @@ static int print_element(struct buf *b, const char *el)
     return rc ? rc : buf_cstr(b, "]");
 }
 
+static int by_name(const void *a, const void *b)
+{
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+/* In the order of names, as kube-apiserver prints. */
 static void each(const json_t *s, struct buf *path, void (*fn)(const char *path, void *ctx), void *ctx)
 {
-    const char *key;
+    size_t n = 0, len = path->n;
+    const char *key, **keys = xcalloc(json_object_size(s) + 1, sizeof(const char *));
     json_t *v;
     json_object_foreach((json_t *)s, key, v)
-    {
-        size_t n = path->n;
-        if (!strcmp(key, FIELD_SELF) || print_element(path, key))
+        keys[n++] = key;
+    qsort(keys, n, sizeof(const char *), by_name);
+    for (size_t i = 0; i < n; i++) {
+        v = json_object_get(s, keys[i]);
+        if (!strcmp(keys[i], FIELD_SELF) || print_element(path, keys[i]))
             continue;
         if (is_self(v))
             fn(path->data, ctx);
         each(v, path, fn, ctx);
-        path->n = n;
-        path->data[n] = 0;
+        path->n = len;
+        path->data[len] = 0;
     }
+    free(keys);
 }
 
 void fieldset_each(const json_t *s, void (*fn)(const char *path, void *ctx), void *ctx)

@@ -267,7 +267,8 @@ static void namespace_new(struct server *s, const char *ns)
                       "metadata", "name", "kube-root-ca.crt", "namespace", ns, "annotations",
                       "kubernetes.io/description",
                       "Contains a CA bundle that can be used to verify the kube-apiserver when using "
-                      "internal endpoints such as the internal service IP or kubernetes.default.svc.",
+                      "internal endpoints such as the internal service IP or kubernetes.default.svc. "
+                      "No other usage is guaranteed across distributions of Kubernetes clusters.",
                       "data", "ca.crt", s->ca_pem));
 }
 

@@ -178,7 +178,7 @@ static int one(json_t **doc, const json_t *op, struct err *e)
     if (!strcmp(name, "move") || !strcmp(name, "copy"))
         return move_or_copy(doc, op, path, name[0] == 'm', e);
     if (strcmp(name, "test") != 0)
-        return err_set(e, EINVAL, "unknown operation \"%s\"", name);
+        return err_set(e, ENOENT, "unknown operation \"%s\"", name);
     json_t *v = get(*doc, path);
     if (!v ? !json_is_null(value) : !json_equal(v, value))
         return err_set(e, ENOENT, "testing value %s failed", path);

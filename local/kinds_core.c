@@ -19,6 +19,12 @@ static void namespace_defaults(struct server *s, json_t *doc, const json_t *old)
         json_object_set_new(meta, "labels", json_object());
     json_object_set_new(json_object_get(meta, "labels"), "kubernetes.io/metadata.name",
                         json_string(json_str_at(meta, "name", "")));
+    (void)old;
+}
+
+static void namespace_server_sets(struct server *s, json_t *doc, const json_t *old)
+{
+    (void)s;
     if (old)
         return;
     json_object_set_new(doc, "spec", json_pack("{s:[s]}", "finalizers", "kubernetes"));
@@ -26,23 +32,11 @@ static void namespace_defaults(struct server *s, json_t *doc, const json_t *old)
 }
 
 static const char *const namespace_fields[] = {"status.phase", NULL};
-const struct kind_ops ops_namespace = {.defaults = namespace_defaults, .fields = namespace_fields};
+const struct kind_ops ops_namespace = {.defaults = namespace_defaults,
+                                       .server_sets = namespace_server_sets,
+                                       .fields = namespace_fields};
 
 /* ---- secrets and config maps ---- */
-
-static bool is_base64(const char *s)
-{
-    size_t n = strlen(s), pad = 0;
-    if (n % 4)
-        return false;
-    for (size_t i = 0; i < n; i++) {
-        if (s[i] == '=' && i + 2 >= n)
-            pad++;
-        else if (pad || (!isalnum((unsigned char)s[i]) && s[i] != '+' && s[i] != '/'))
-            return false;
-    }
-    return true;
-}
 
 static char *to_base64(const char *in, size_t n)
 {
@@ -93,7 +87,7 @@ static bool is_data_key(const char *k)
     return true;
 }
 
-static size_t check_data(const json_t *doc, const char *field, bool encoded, json_t *causes)
+static size_t check_data(const json_t *doc, const char *field, json_t *causes)
 {
     const char *key;
     json_t *v;
@@ -107,8 +101,6 @@ static size_t check_data(const json_t *doc, const char *field, bool encoded, jso
                           "a valid config key must consist of alphanumeric characters, '-', '_' or '.' "
                           "(e.g. 'key.name',  or 'KEY_NAME',  or 'key-name', regex used for validation "
                           "is '[-._a-zA-Z0-9]+')");
-        else if (encoded && json_is_string(v) && !is_base64(json_string_value(v)))
-            cause_invalid(causes, at, k, "illegal base64 data");
         json_decref(k);
         total += json_string_length(v);
     }
@@ -138,7 +130,7 @@ static void too_long(json_t *causes)
 
 static void secret_validate(const json_t *doc, const json_t *old, json_t *causes)
 {
-    if (check_data(doc, "data", true, causes) > MAX_DATA_BYTES / 3 * 4 + 4)
+    if (check_data(doc, "data", causes) > MAX_DATA_BYTES / 3 * 4 + 4)
         too_long(causes);
     check_immutable(doc, old, causes);
     const json_t *type = json_object_get(doc, "type");
@@ -148,8 +140,8 @@ static void secret_validate(const json_t *doc, const json_t *old, json_t *causes
 
 static void configmap_validate(const json_t *doc, const json_t *old, json_t *causes)
 {
-    size_t n = check_data(doc, "data", false, causes);
-    n += check_data(doc, "binaryData", true, causes);
+    size_t n = check_data(doc, "data", causes);
+    n += check_data(doc, "binaryData", causes);
     if (n > MAX_DATA_BYTES)
         too_long(causes);
     check_immutable(doc, old, causes);
@@ -186,6 +178,23 @@ static void service_defaults(struct server *s, json_t *doc, const json_t *old)
 {
     json_t *spec = json_object_get(doc, "spec"), *p;
     size_t i;
+    (void)s;
+    (void)old;
+    if (!json_is_object(spec))
+        return;
+    if (strcmp(json_str_at(spec, "type", ""), "ExternalName") &&
+        !json_object_get(spec, "internalTrafficPolicy"))
+        json_object_set_new(spec, "internalTrafficPolicy", json_string("Cluster"));
+    json_array_foreach(json_object_get(spec, "ports"), i, p)
+    {
+        if (!json_object_get(p, "targetPort"))
+            json_object_set_new(p, "targetPort", json_incref(json_object_get(p, "port")));
+    }
+}
+
+static void service_server_sets(struct server *s, json_t *doc, const json_t *old)
+{
+    json_t *spec = json_object_get(doc, "spec");
     if (!json_is_object(spec))
         return;
     bool external = !strcmp(json_str_at(spec, "type", ""), "ExternalName");
@@ -198,17 +207,10 @@ static void service_defaults(struct server *s, json_t *doc, const json_t *old)
     if (!external) {
         json_object_set_new(spec, "clusterIPs",
                             json_pack("[s]", json_str_at(spec, "clusterIP", "None")));
-        if (!json_object_get(spec, "internalTrafficPolicy"))
-            json_object_set_new(spec, "internalTrafficPolicy", json_string("Cluster"));
         if (!json_object_get(spec, "ipFamilies"))
             json_object_set_new(spec, "ipFamilies", json_pack("[s]", "IPv4"));
         if (!json_object_get(spec, "ipFamilyPolicy"))
             json_object_set_new(spec, "ipFamilyPolicy", json_string("SingleStack"));
-    }
-    json_array_foreach(json_object_get(spec, "ports"), i, p)
-    {
-        if (!json_object_get(p, "targetPort"))
-            json_object_set_new(p, "targetPort", json_incref(json_object_get(p, "port")));
     }
     if (!old)
         json_object_set_new(doc, "status", json_pack("{s:{}}", "loadBalancer"));
@@ -246,7 +248,9 @@ static void service_validate(const json_t *doc, const json_t *old, json_t *cause
 }
 
 static const char *const service_fields[] = {"spec.clusterIP", "spec.type", NULL};
-const struct kind_ops ops_service = {.defaults = service_defaults, .validate = service_validate,
+const struct kind_ops ops_service = {.defaults = service_defaults,
+                                     .server_sets = service_server_sets,
+                                     .validate = service_validate,
                                      .fields = service_fields};
 
 /* ---- events: core/v1 is the stored form, events.k8s.io/v1 the other name of the same fields ---- */
@@ -312,11 +316,29 @@ static const char *const event_v1_fields[] = {
     "type",
     NULL,
 };
-const struct kind_ops ops_event = {.validate = event_validate, .fields = event_fields};
+static void event_server_sets(struct server *s, json_t *doc, const json_t *old)
+{
+    (void)s;
+    (void)old;
+    static const char *const texts[] = {"reportingComponent", "reportingInstance"};
+    for (size_t i = 0; i < 2; i++)
+        if (!json_object_get(doc, texts[i]))
+            json_object_set_new(doc, texts[i], json_string(""));
+}
+
+const struct kind_ops ops_event = {.server_sets = event_server_sets, .validate = event_validate,
+                                   .fields = event_fields};
 const struct kind_ops ops_event_v1 = {.validate = event_validate, .to_storage = event_to_core,
                                       .from_storage = event_from_core, .fields = event_v1_fields};
 
 /* ---- nodes ---- */
 
 static const char *const node_fields[] = {"spec.unschedulable", NULL};
-const struct kind_ops ops_node = {.fields = node_fields};
+static void node_server_sets(struct server *s, json_t *doc, const json_t *old)
+{
+    (void)s;
+    json_t *capacity = json_at(doc, "status.capacity");
+    if (!old && capacity && !json_at(doc, "status.allocatable"))
+        json_object_set_new(json_object_get(doc, "status"), "allocatable", json_deep_copy(capacity));
+}
+const struct kind_ops ops_node = {.server_sets = node_server_sets, .fields = node_fields};

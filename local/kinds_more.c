@@ -95,7 +95,7 @@ static void pdb_defaults(struct server *s, json_t *doc, const json_t *old)
                             json_pack("{s:i,s:i,s:i,s:i}", "disruptionsAllowed", 0, "currentHealthy", 0,
                                       "desiredHealthy", 0, "expectedPods", 0));
 }
-const struct kind_ops ops_pdb = {.defaults = pdb_defaults, .validate = pdb_validate};
+const struct kind_ops ops_pdb = {.server_sets = pdb_defaults, .validate = pdb_validate};
 
 static void lease_validate(const json_t *doc, const json_t *old, json_t *causes)
 {

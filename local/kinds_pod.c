@@ -46,6 +46,8 @@ void podspec_defaults(json_t *spec)
     for (size_t k = 0; k < sizeof lists / sizeof *lists; k++)
         json_array_foreach(json_object_get(spec, lists[k]), i, c)
             container_defaults(c);
+    if (json_int_at(spec, "terminationGracePeriodSeconds", 1) < 0)
+        json_object_set_new(spec, "terminationGracePeriodSeconds", json_integer(1));
     const char *account = json_str_at(spec, "serviceAccountName", NULL);
     if (account)
         set_default(spec, "serviceAccount", json_string(account));
@@ -99,7 +101,15 @@ static void pod_defaults(struct server *s, json_t *doc, const json_t *old)
     if (!json_is_object(spec))
         return;
     podspec_defaults(spec);
-    if (old)
+    set_default(spec, "enableServiceLinks", json_true());
+    (void)old;
+}
+
+static void pod_server_sets(struct server *s, json_t *doc, const json_t *old)
+{
+    (void)s;
+    json_t *spec = json_object_get(doc, "spec");
+    if (old || !json_is_object(spec))
         return;
     set_default(spec, "serviceAccountName", json_string("default"));
     set_default(spec, "serviceAccount", json_string(json_str_at(spec, "serviceAccountName", "default")));
@@ -119,7 +129,10 @@ static void check_ports(const json_t *c, const char *path, json_t *causes)
     {
         const json_t *port = json_object_get(p, "containerPort");
         CLEANUP(free_charp) char *at = xasprintf("%s.ports[%zu].containerPort", path, i);
-        if (json_is_integer(port) && (json_integer_value(port) < 1 || json_integer_value(port) > 65535))
+        if (json_is_integer(port) && !json_integer_value(port))
+            cause_required(causes, at, "");
+        else if (json_is_integer(port) &&
+                 (json_integer_value(port) < 1 || json_integer_value(port) > 65535))
             cause_invalid(causes, at, port, "must be between 1 and 65535, inclusive");
     }
 }
@@ -195,12 +208,12 @@ void podspec_validate(const json_t *spec, const char *path, json_t *causes)
     json_t *c;
     for (size_t k = 0; k < 2; k++) {
         CLEANUP(free_charp) char *at = xasprintf("%s.%s", path, lists[k]);
-        check_duplicates(json_object_get(spec, lists[k]), at, causes);
         json_array_foreach(json_object_get(spec, lists[k]), i, c)
         {
             CLEANUP(free_charp) char *item = xasprintf("%s[%zu]", at, i);
             check_container(spec, c, item, causes);
         }
+        check_duplicates(json_object_get(spec, lists[k]), at, causes);
     }
     CLEANUP(free_charp) char *vol = xasprintf("%s.volumes", path);
     check_duplicates(json_object_get(spec, "volumes"), vol, causes);
@@ -209,10 +222,6 @@ void podspec_validate(const json_t *spec, const char *path, json_t *causes)
     const char *r = json_is_string(restart) ? json_string_value(restart) : "";
     if (strcmp(r, "Always") && strcmp(r, "OnFailure") && strcmp(r, "Never"))
         cause_unsupported(causes, restart_at, restart, restarts);
-    const json_t *grace = json_object_get(spec, "terminationGracePeriodSeconds");
-    CLEANUP(free_charp) char *grace_at = xasprintf("%s.terminationGracePeriodSeconds", path);
-    if (json_is_integer(grace) && json_integer_value(grace) < 0)
-        cause_invalid(causes, grace_at, grace, "must be greater than or equal to 0");
 }
 
 static void forget_images(json_t *spec)
@@ -278,6 +287,7 @@ static const char *const pod_fields[] = {
 
 const struct kind_ops ops_pod = {
     .defaults = pod_defaults,
+    .server_sets = pod_server_sets,
     .validate = pod_validate,
     .admit = pod_admit,
     .fields = pod_fields,

@@ -169,21 +169,17 @@ static int decode_token(const char *token, struct page *p, json_t **st)
 
 static int too_large(struct call *c, uint64_t rv, json_t **st)
 {
-    (void)status_set(st, 504, "Timeout", NULL, NULL, "Too large resource version: %llu, current: %llu",
+    (void)status_set(st, 504, "Timeout", NULL, NULL, "Timeout: Too large resource version: %llu, current: %llu",
                      (unsigned long long)rv, (unsigned long long)store_rv(c->s->store));
     status_add_cause(*st, "ResourceVersionTooLarge", "Too large resource version", NULL);
     json_object_set_new(json_object_get(*st, "details"), "retryAfterSeconds", json_integer(1));
     return -1;
 }
 
-static int invalid_options(json_t **st, const char *field, const char *value, const char *why)
+static int invalid_options(json_t **st, const char *field, const char *why)
 {
-    json_t *causes = json_array(), *v = value ? json_string(value) : NULL;
-    if (v)
-        cause_invalid(causes, field, v, "%s", why);
-    else
-        cause_forbidden(causes, field, "%s", why);
-    json_decref(v);
+    json_t *causes = json_array();
+    cause_forbidden(causes, field, "%s", why);
     return status_invalid(st, "meta.k8s.io", "ListOptions", "", causes);
 }
 
@@ -192,18 +188,21 @@ static int check_match(const char *match, const char *rv, const char *token, jso
     if (!match || !*match)
         return 0;
     if (token && *token)
-        return invalid_options(st, "resourceVersionMatch", NULL,
+        return invalid_options(st, "resourceVersionMatch",
                                "resourceVersionMatch is forbidden with continue");
     if (!rv || !*rv)
-        return invalid_options(st, "resourceVersionMatch", NULL,
+        return invalid_options(st, "resourceVersionMatch",
                                "resourceVersionMatch is forbidden unless resourceVersion is provided");
     if (!strcmp(match, "Exact") && !strcmp(rv, "0"))
-        return invalid_options(st, "resourceVersionMatch", NULL,
+        return invalid_options(st, "resourceVersionMatch",
                                "resourceVersionMatch \"exact\" is forbidden for resourceVersion \"0\"");
-    if (strcmp(match, "Exact") && strcmp(match, "NotOlderThan"))
-        return invalid_options(st, "resourceVersionMatch", match,
-                               "supported values: \"Exact\", \"NotOlderThan\"");
-    return 0;
+    if (!strcmp(match, "Exact") || !strcmp(match, "NotOlderThan"))
+        return 0;
+    static const char *const allowed[] = {"Exact", "NotOlderThan", "", NULL};
+    json_t *causes = json_array(), *v = json_string(match);
+    cause_unsupported(causes, "resourceVersionMatch", v, allowed);
+    json_decref(v);
+    return status_invalid(st, "meta.k8s.io", "ListOptions", "", causes);
 }
 
 static int parse_page(struct call *c, struct page *p, json_t **st)

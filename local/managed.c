@@ -27,11 +27,19 @@ static json_t *find_entry(json_t *entries, const struct managed_writer *w, const
     return NULL;
 }
 
+/* Writes through scale carry no time. */
+static void touch_entry(json_t *entry, const struct managed_writer *w)
+{
+    if (strcmp(w->sub, "scale"))
+        json_object_set_new(entry, "time", json_string(w->now));
+}
+
 static json_t *new_entry(json_t *entries, const struct managed_writer *w, const char *operation,
                          const char *api)
 {
-    json_t *e = json_pack("{s:s,s:s,s:s,s:s,s:s,s:{}}", "manager", w->manager, "operation", operation,
-                          "apiVersion", api, "time", w->now, "fieldsType", "FieldsV1", "fieldsV1");
+    json_t *e = json_pack("{s:s,s:s,s:s,s:s,s:{}}", "manager", w->manager, "operation", operation,
+                          "apiVersion", api, "fieldsType", "FieldsV1", "fieldsV1");
+    touch_entry(e, w);
     if (*w->sub)
         json_object_set_new(e, "subresource", json_string(w->sub));
     json_array_append_new(entries, e);
@@ -136,7 +144,7 @@ void managed_update(const struct resource *r, const json_t *old, json_t *doc,
         if (!own)
             own = new_entry(entries, w, "Update", api);
         fieldset_union(fields_of(own), changed);
-        json_object_set_new(own, "time", json_string(w->now));
+        touch_entry(own, w);
     }
     json_decref(changed);
     json_decref(removed);
@@ -147,31 +155,68 @@ void managed_update(const struct resource *r, const json_t *old, json_t *doc,
 
 static json_t *merge(const json_t *schema, const json_t *live, const json_t *config);
 
+/* Two lists whose items have keys, walked together: the configuration's order wins among its items, what only the live
+ * list has keeps its place before what it stood before. */
+struct list_merge {
+    const json_t *items, *keys;
+    enum types_list kind;
+    json_t *out, *done; /* done: keys already written */
+};
+
+static char *key_of(const struct list_merge *m, const json_t *item)
+{
+    char *k = m->kind == TYPES_SET ? fieldset_value_key(item) : fieldset_key(m->items, m->keys, item);
+    return k ? k : xstrdup("");
+}
+
+static json_t *index_list(const struct list_merge *m, const json_t *list)
+{
+    json_t *index = json_object(), *item;
+    size_t i;
+    json_array_foreach((json_t *)list, i, item)
+    {
+        CLEANUP(free_charp) char *k = key_of(m, item);
+        json_object_set(index, k, item);
+    }
+    return index;
+}
+
+static void put_item(struct list_merge *m, const char *key, const json_t *mine, const json_t *theirs)
+{
+    if (json_object_get(m->done, key))
+        return;
+    json_object_set_new(m->done, key, json_true());
+    json_array_append_new(m->out, mine && theirs && m->kind == TYPES_MAP ? merge(m->items, mine, theirs)
+                                                                        : json_deep_copy(theirs ? theirs
+                                                                                                : mine));
+}
+
 static json_t *merge_list(const json_t *schema, const json_t *live, const json_t *config)
 {
-    const json_t *keys = NULL, *items = types_items(schema);
-    enum types_list kind = types_list_kind(schema, &keys);
-    if (kind == TYPES_ATOMIC)
+    struct list_merge m = {.items = types_items(schema)};
+    m.kind = types_list_kind(schema, &m.keys);
+    if (m.kind == TYPES_ATOMIC)
         return json_deep_copy(config);
-    json_t *out = json_deep_copy(live), *item;
-    size_t i, k;
-    json_array_foreach((json_t *)config, i, item)
-    {
-        CLEANUP(free_charp) char *el =
-            kind == TYPES_SET ? fieldset_value_key(item) : fieldset_key(items, keys, item);
-        for (k = 0; el && k < json_array_size(out); k++) {
-            json_t *have = json_array_get(out, k);
-            CLEANUP(free_charp) char *e2 =
-                kind == TYPES_SET ? fieldset_value_key(have) : fieldset_key(items, keys, have);
-            if (e2 && !strcmp(el, e2))
-                break;
+    m.out = json_array();
+    m.done = json_object();
+    json_t *in_live = index_list(&m, live), *in_config = index_list(&m, config);
+    size_t l = 0, c = 0;
+    while (l < json_array_size(live) || c < json_array_size(config)) {
+        const json_t *a = json_array_get(live, l), *b = json_array_get(config, c);
+        CLEANUP(free_charp) char *ka = a ? key_of(&m, a) : NULL;
+        CLEANUP(free_charp) char *kb = b ? key_of(&m, b) : NULL;
+        if (a && (!b || !json_object_get(in_config, ka) || json_object_get(m.done, ka))) {
+            put_item(&m, ka, a, json_object_get(in_config, ka));
+            l++;
+        } else {
+            put_item(&m, kb, json_object_get(in_live, kb), b);
+            c++;
         }
-        if (!el || k == json_array_size(out))
-            json_array_append_new(out, json_deep_copy(item));
-        else if (kind == TYPES_MAP)
-            json_array_set_new(out, k, merge(items, json_array_get(out, k), item));
     }
-    return out;
+    json_decref(in_live);
+    json_decref(in_config);
+    json_decref(m.done);
+    return m.out;
 }
 
 static json_t *merge(const json_t *schema, const json_t *live, const json_t *config)
@@ -346,7 +391,7 @@ static json_t *replace_own(const struct resource *r, json_t *entries, json_t *se
     json_object_set(own, "fieldsV1", set);
     json_object_set_new(own, "apiVersion", json_string(api));
     if (!same)
-        json_object_set_new(own, "time", json_string(w->now));
+        touch_entry(own, w);
     return own;
 }
 

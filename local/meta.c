@@ -87,7 +87,7 @@ static const char *check_name(const struct resource *r, const char *name)
     if (!r->group[0] && !strcmp(r->plural, "namespaces"))
         return name_check_dns_label(name);
     if (!r->group[0] && !strcmp(r->plural, "services"))
-        return name_check_dns1035_label(name);
+        return name_check_dns_label(name);
     return name_check_dns_subdomain(name);
 }
 
@@ -167,7 +167,7 @@ static bool in_list(const json_t *list, const json_t *v)
     return false;
 }
 
-static void check_finalizers(const json_t *meta, const json_t *old, json_t *causes)
+static void check_finalizers(const struct resource *r, const json_t *meta, const json_t *old, json_t *causes)
 {
     size_t i;
     json_t *f;
@@ -176,7 +176,7 @@ static void check_finalizers(const json_t *meta, const json_t *old, json_t *caus
         CLEANUP(free_charp) char *at = xasprintf("metadata.finalizers[%zu]", i);
         const char *name = json_is_string(f) ? json_string_value(f) : "";
         const char *why = name_check_label_key(name);
-        if (!why && !strchr(name, '/') && strcmp(name, "orphan") && strcmp(name, "foregroundDeletion"))
+        if (!why && !resource_has(r, R_CUSTOM) && !strchr(name, '/') && strcmp(name, "orphan") && strcmp(name, "foregroundDeletion"))
             why = "name is neither a standard finalizer name nor is it fully qualified";
         if (why)
             cause_invalid(causes, at, f, "%s", why);
@@ -203,7 +203,7 @@ void meta_validate(const struct resource *r, const json_t *doc, const json_t *ol
     check_labels(meta, causes);
     check_annotations(meta, causes);
     check_owners(meta, causes);
-    check_finalizers(meta, old, causes);
+    check_finalizers(r, meta, old, causes);
 }
 
 /* Kinds whose objects can't be replaced without saying which version was read. */
@@ -237,7 +237,7 @@ int meta_check_update(struct call *c, const struct obj *old, const json_t *doc, 
         json_t *v = json_integer(0);
         cause_invalid(causes, "metadata.resourceVersion", v, "must be specified for an update");
         json_decref(v);
-        return status_invalid(st, c->r->group, c->r->kind, old->name, causes);
+        return status_invalid(st, c->r->group, c->r->plural, old->name, causes);
     }
     return 0;
 }

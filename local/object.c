@@ -95,16 +95,34 @@ static int check_kind(const struct resource *r, json_t *doc, json_t **st)
     return 0;
 }
 
-static int report_unknown(struct call *c, const json_t *unknown, json_t **st)
+static int by_text(const void *a, const void *b)
+{
+    return strcmp(json_string_value(*(json_t *const *)a), json_string_value(*(json_t *const *)b));
+}
+
+static void sort_strings(json_t *list)
+{
+    size_t n = json_array_size(list);
+    json_t **v = xcalloc(n, sizeof(json_t *));
+    for (size_t i = 0; i < n; i++)
+        v[i] = json_incref(json_array_get(list, i));
+    qsort(v, n, sizeof(json_t *), by_text);
+    for (size_t i = 0; i < n; i++)
+        json_array_set_new(list, i, v[i]);
+    free(v);
+}
+
+static int report_unknown(struct call *c, json_t *unknown, json_t **st)
 {
     size_t i, n = json_array_size(unknown);
     json_t *v;
     if (!n || c->validation == FIELDS_IGNORE)
         return 0;
+    sort_strings(unknown);
     struct buf b;
     buf_init(&b, 1 << 16);
     int rc = 0;
-    json_array_foreach((json_t *)unknown, i, v)
+    json_array_foreach(unknown, i, v)
     {
         if (c->validation == FIELDS_WARN)
             call_warn(c, "unknown field \"%s\"", json_string_value(v));
@@ -298,6 +316,9 @@ static int prepare_create(struct call *c, json_t **doc, enum write_kind how, jso
         json_object_del(*doc, "status");
     if (r->ops && r->ops->defaults)
         r->ops->defaults(c->s, *doc, NULL);
+    manage(c, NULL, *doc, how);
+    if (r->ops && r->ops->server_sets)
+        r->ops->server_sets(c->s, *doc, NULL);
     if (validate(c, *doc, NULL, st))
         return -1;
     const char *name = json_str_at(*doc, "metadata.name", "");
@@ -305,7 +326,6 @@ static int prepare_create(struct call *c, json_t **doc, enum write_kind how, jso
         return status_exists(st, r, name);
     if (is_crd(r))
         crd_set_status(c->s, *doc);
-    manage(c, NULL, *doc, how);
     return 0;
 }
 
@@ -389,6 +409,8 @@ static int prepare_update(struct call *c, const struct obj *old, json_t **doc, e
     meta_keep(old->doc, *doc);
     if (r->ops && r->ops->defaults)
         r->ops->defaults(c->s, *doc, old->doc);
+    if (r->ops && r->ops->server_sets)
+        r->ops->server_sets(c->s, *doc, old->doc);
     bump_generation(r, old->doc, *doc);
     if (validate(c, *doc, old->doc, st))
         return -1;

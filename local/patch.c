@@ -56,17 +56,20 @@ static json_t *read_patch(struct call *c, enum patch_kind kind, json_t **st)
     return call_decode(body, kind == PATCH_APPLY, st);
 }
 
-static int patch_error(const struct call *c, enum patch_kind kind, int rc, const struct err *e,
+static int patch_error(enum patch_kind kind, int rc, const struct err *e,
                        json_t **st)
 {
-    if (rc == -ENOENT || kind == PATCH_STRATEGIC)
-        return status_set(st, 422, "Invalid", c->r, c->name,
-                          "the server rejected our request due to an error in our request: %s", e->msg);
+    if (rc == -ENOENT || kind == PATCH_STRATEGIC) {
+        (void)status_set(st, 422, "Invalid", NULL, NULL,
+                         "the server rejected our request due to an error in our request: %s", e->msg);
+        json_object_set_new(*st, "details", json_object());
+        return -1;
+    }
     return status_bad_request(st, "error decoding patch: %s", e->msg);
 }
 
-static int change(struct call *c, enum patch_kind kind, const char *group_kind, json_t **doc,
-                  const json_t *patch, json_t **st)
+static int change(enum patch_kind kind, const char *group_kind, json_t **doc, const json_t *patch,
+                  json_t **st)
 {
     struct err e = {0};
     int rc;
@@ -79,7 +82,7 @@ static int change(struct call *c, enum patch_kind kind, const char *group_kind, 
     } else {
         rc = smp_apply(*doc, patch, group_kind, &e);
     }
-    return rc ? patch_error(c, kind, rc, &e, st) : 0;
+    return rc ? patch_error(kind, rc, &e, st) : 0;
 }
 
 int patch_view(struct call *c, const char *group_kind, json_t **doc, json_t **st)
@@ -91,7 +94,7 @@ int patch_view(struct call *c, const char *group_kind, json_t **doc, json_t **st
         return status_media(st, "application/json-patch+json, application/merge-patch+json, "
                                 "application/strategic-merge-patch+json");
     json_t *patch = read_patch(c, kind, st);
-    int rc = patch ? change(c, kind, group_kind, doc, patch, st) : -1;
+    int rc = patch ? change(kind, group_kind, doc, patch, st) : -1;
     json_decref(patch);
     return rc;
 }
@@ -102,7 +105,7 @@ static int do_change(struct call *c, enum patch_kind kind, struct obj *old, cons
     json_t *doc = object_view(c->r, old);
     CLEANUP(free_charp) char *gk =
         xasprintf("%s%s%s", c->r->group, c->r->group[0] ? "/" : "", c->r->kind);
-    if (change(c, kind, gk, &doc, patch, st)) {
+    if (change(kind, gk, &doc, patch, st)) {
         json_decref(doc);
         return -1;
     }

@@ -166,8 +166,12 @@ static int bind_pod(struct call *c, const char *name, const json_t *body, json_t
         why = xasprintf("pod %s is already assigned to node \"%s\"", name, now);
     else if (json_at(pod->doc, "metadata.deletionTimestamp"))
         why = xasprintf("pod %s is being deleted, cannot be assigned to a host", name);
-    if (why)
-        return status_conflict(st, pods, name, why);
+    if (why) {
+        (void)status_set(st, 409, "Conflict", pods, name,
+                         "Operation cannot be fulfilled on pods/binding \"%s\": %s", name, why);
+        json_object_set_new(json_object_get(*st, "details"), "kind", json_string("pods/binding"));
+        return -1;
+    }
     if (c->dry_run)
         return 0;
     return object_store(c->s, pods, bound(c, pod, node), st) ? 0 : -1;

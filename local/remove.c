@@ -7,19 +7,25 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+static int refuse(json_t **st, const struct resource *r, const struct obj *o, const char *what,
+                  const char *want, const char *have)
+{
+    return status_set(st, 409, "Conflict", r, o->name,
+                      "Operation cannot be fulfilled on %s \"%s\": the %s in the precondition (%s) does not "
+                      "match the %s in record (%s). The object might have been deleted and then recreated",
+                      r->kind, o->name, what, want, what, have);
+}
+
 static int check_preconditions(const struct resource *r, const struct obj *o,
                                const struct delete_options *opt, json_t **st)
 {
     char rv[24];
     snprintf(rv, sizeof rv, "%llu", (unsigned long long)o->rv);
-    CLEANUP(free_charp) char *why = NULL;
     if (opt->uid && strcmp(opt->uid, o->uid) != 0)
-        why = xasprintf("Precondition failed: UID in precondition: %s, UID in object meta: %s", opt->uid,
-                        o->uid);
-    else if (opt->rv && strcmp(opt->rv, rv) != 0)
-        why = xasprintf("Precondition failed: ResourceVersion in precondition: %s, ResourceVersion in "
-                        "object meta: %s", opt->rv, rv);
-    return why ? status_conflict(st, r, o->name, why) : 0;
+        return refuse(st, r, o, "UID", opt->uid, o->uid);
+    if (opt->rv && strcmp(opt->rv, rv) != 0)
+        return refuse(st, r, o, "ResourceVersion", opt->rv, rv);
+    return 0;
 }
 
 /* Seconds until the kubelet must have stopped a pod; 0 for everything else. */
@@ -69,9 +75,11 @@ static json_t *mark(const struct resource *r, const struct obj *o, const struct 
     if (!was || grace < before) {
         uint64_t wall = clock_wall_ns() + (uint64_t)grace * NS_PER_S;
         json_object_set_new(meta, "deletionTimestamp", json_string(clock_rfc3339(wall, 0, at)));
-        json_object_set_new(meta, "deletionGracePeriodSeconds", json_integer(grace));
+        bool plain = !is_namespace(r) && !is_crd(r);
+        if (plain)
+            json_object_set_new(meta, "deletionGracePeriodSeconds", json_integer(grace));
         int64_t g = json_int_at(meta, "generation", 0);
-        if (!was && g)
+        if (!was && g && plain)
             json_object_set_new(meta, "generation", json_integer(g + 1));
     }
     if (opt->propagation == PROPAGATE_FOREGROUND)
@@ -111,6 +119,9 @@ int object_delete(struct server *s, const struct resource *r, struct obj *o,
 {
     if (check_preconditions(r, o, opt, st))
         return -1;
+    if (is_namespace(r) && (!strcmp(o->name, "default") || !strcmp(o->name, "kube-system") ||
+                            !strcmp(o->name, "kube-public")))
+        return status_forbidden(st, r, o->name, "this namespace may not be deleted");
     int64_t grace = grace_of(r, o, opt->grace);
     json_t *doc = mark(r, o, opt, grace);
     *gone = !held(r, doc, grace);

@@ -24,6 +24,8 @@ enum {
 struct kind_ops {
     /* Defaults that depend on other fields; the static ones are in types_*.c. */
     void (*defaults)(struct server *s, json_t *doc, const json_t *old);
+    /* What the server itself sets; no field manager owns it. */
+    void (*server_sets)(struct server *s, json_t *doc, const json_t *old);
     void (*validate)(const json_t *doc, const json_t *old, json_t *causes);
     /* Rules that answer something other than 422. */
     int (*admit)(struct server *s, json_t *doc, const json_t *old, json_t **st);

@@ -19,10 +19,8 @@
 
 static void send_reply(struct call *c)
 {
-    size_t i;
-    json_t *w;
-    json_array_foreach(c->warnings, i, w)
-    {
+    for (size_t i = json_array_size(c->warnings); i-- > 0;) { /* headers leave last set first */
+        const json_t *w = json_array_get(c->warnings, i);
         CLEANUP(free_charp) char *h = xasprintf("299 - %s", json_string_value(w));
         httpd_set_header(c->req, "Warning", h);
     }
@@ -169,8 +167,9 @@ json_t *call_decode(struct str body, bool yaml, json_t **st)
     struct err e = {0};
     json_t *doc = yaml ? yaml_parse(body, MAX_BODY, &e) : json_parse(body, MAX_BODY, 0, &e);
     if (!doc)
-        (void)status_bad_request(st, "the object provided is unrecognized (must be of type %s): %s",
-                                 yaml ? "YAML" : "JSON", e.msg);
+        (void)status_bad_request(st,
+                                 "the object provided is unrecognized: couldn't get version/kind; %s "
+                                 "parse error: %s", yaml ? "yaml" : "json", e.msg);
     return doc;
 }
 
@@ -277,8 +276,8 @@ static int write_options(struct call *c, json_t **st)
     if ((!dry || !*dry || c->dry_run) && !bad_v && strlen(c->manager) <= 128)
         return 0;
     json_t *causes = json_array();
-    static const char *const dries[] = {"All", NULL}, *const vals[] = {"Ignore", "Strict", "Warn", NULL};
-    json_t *dj = json_string(dry ? dry : ""), *vj = json_string(v ? v : "");
+    static const char *const dries[] = {"All", NULL}, *const vals[] = {"", "Ignore", "Strict", "Warn", NULL};
+    json_t *dj = json_pack("[s]", dry ? dry : ""), *vj = json_string(v ? v : "");
     if (dry && *dry && !c->dry_run)
         cause_unsupported(causes, "dryRun", dj, dries);
     if (bad_v)
@@ -460,11 +459,11 @@ void rest_handle(struct httpd_req *req, void *ctx)
         return;
     struct segments seg;
     split_path(path, &seg);
-    if (seg.n && (!strcmp(seg.v[0], "api") || !strcmp(seg.v[0], "apis"))) {
+    bool api = seg.n > 2 && !strcmp(seg.v[0], "api");
+    if (api || (seg.n > 3 && !strcmp(seg.v[0], "apis"))) {
         handle_resource(c, &seg);
     } else {
-        (void)status_no_path(&st);
-        call_fail(c, st);
+        call_reply_text(c, 404, "text/plain; charset=utf-8", STR("404 page not found\n"));
     }
     free_segments(&seg);
 }

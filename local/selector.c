@@ -179,7 +179,10 @@ static int parse_field(const struct resource *r, struct str term, struct selecto
     CLEANUP(free_charp) char *label = str_dup(str_trim((struct str){term.p, n}));
     char *path = field_path(r, label);
     if (!path)
-        return status_bad_request(st, "field label not supported: %s", label);
+        return r->ops && r->ops->fields
+                   ? status_bad_request(st, "field label not supported: %s", label)
+                   : status_bad_request(st, "\"%s\" is not a known field selector: only \"metadata.name\", "
+                                            "\"metadata.namespace\"", label);
     s->fields = xrealloc(s->fields, (s->n_fields + 1) * sizeof *s->fields);
     s->fields[s->n_fields++] =
         (struct field_req){.path = path,

@@ -6,8 +6,12 @@
 
 static json_t *status_new(int code, const char *reason, const char *message)
 {
-    return json_pack("{s:s,s:s,s:{},s:s,s:s,s:s,s:i}", "kind", "Status", "apiVersion", "v1", "metadata",
-                     "status", "Failure", "message", message, "reason", reason, "code", code);
+    json_t *st = json_pack("{s:s,s:s,s:{},s:s,s:s,s:s,s:i}", "kind", "Status", "apiVersion", "v1",
+                           "metadata", "status", "Failure", "message", message, "reason", reason, "code",
+                           code);
+    if (!*reason)
+        json_object_del(st, "reason");
+    return st;
 }
 
 static json_t *details_of(const struct resource *r, const char *name)
@@ -159,7 +163,9 @@ int status_invalid(json_t **st, const char *group, const char *kind, const char 
                                               b.data ? b.data : "");
     buf_fini(&b);
     *st = status_new(422, "Invalid", msg);
-    json_t *d = json_pack("{s:s}", "name", name);
+    json_t *d = json_object();
+    if (name[0])
+        json_object_set_new(d, "name", json_string(name));
     if (group[0])
         json_object_set_new(d, "group", json_string(group));
     json_object_set_new(d, "kind", json_string(kind));

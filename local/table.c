@@ -395,9 +395,9 @@ static const struct {
      "#Desired,#Current,#Ready,#Up-to-date,#Available,Node Selector,Age,+Containers,+Images,+Selector",
      t_daemonset},
     {"services", "Type,Cluster-IP,External-IP,Port(s),Age,+Selector", t_service},
-    {"configmaps", "#Data,Age", t_configmap},
-    {"secrets", "Type,#Data,Age", t_secret},
-    {"serviceaccounts", "#Secrets,Age", t_serviceaccount},
+    {"configmaps", "Data,Age", t_configmap},
+    {"secrets", "Type,Data,Age", t_secret},
+    {"serviceaccounts", "Secrets,Age", t_serviceaccount},
     {"namespaces", "Status,Age", t_namespace},
     {"persistentvolumes", "Age", cell_age},
     {"persistentvolumeclaims", "Age", cell_age},
@@ -459,26 +459,39 @@ static void add_columns(json_t *out, const char *spec)
     }
 }
 
+static const char *description_of(const json_t *col, char *text, size_t n)
+{
+    snprintf(text, n, "Custom resource definition column (in JSONPath format): %s",
+             json_str_at(col, "jsonPath", ""));
+    return json_str_at(col, "description", text);
+}
+
 static void add_custom_columns(json_t *out, const struct crd_version *cv)
 {
     size_t i;
     json_t *col;
+    char text[512];
     json_array_foreach(cv->columns, i, col)
         json_array_append_new(out, column(json_str_at(col, "name", ""), json_str_at(col, "type", "string"),
                                           json_str_at(col, "format", ""),
-                                          json_str_at(col, "description", ""),
+                                          description_of(col, text, sizeof text),
                                           json_int_at(col, "priority", 0)));
     if (!json_array_size(cv->columns))
         json_array_append_new(out, column("Age", "date", "", "Age", 0));
 }
+
+static const char name_text[] =
+    "Name must be unique within a namespace. Is required when creating resources, although some resources "
+    "may allow a client to request the generation of an appropriate name automatically. Name is primarily "
+    "intended for creation idempotence and configuration definition. Cannot be updated. More info: "
+    "https://kubernetes.io/docs/concepts/overview/working-with-objects/names#names";
 
 json_t *table_columns(const struct resource *r)
 {
     json_t *out = json_array();
     int k = kind_index(r);
     if (!is_event(r))
-        json_array_append_new(out, column("Name", "string", "name", "Name must be unique within a "
-                                          "namespace.", 0));
+        json_array_append_new(out, column("Name", "string", "name", name_text, 0));
     if (r->crdv)
         add_custom_columns(out, r->crdv);
     else

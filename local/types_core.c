@@ -22,12 +22,12 @@ const char *const types_table_core[] = {
     "PodSpec volumes:[Volume|name] initContainers:[Container|name] containers:[Container|name]! "
     "ephemeralContainers:[EphemeralContainer|name] restartPolicy:s=\"Always\" "
     "terminationGracePeriodSeconds:i=30 activeDeadlineSeconds:i dnsPolicy:s=\"ClusterFirst\" "
-    "nodeSelector:{s} serviceAccountName:s serviceAccount:s automountServiceAccountToken:b nodeName:s "
+    "nodeSelector:{s}~ serviceAccountName:s serviceAccount:s automountServiceAccountToken:b nodeName:s "
     "hostNetwork:b hostPID:b hostIPC:b shareProcessNamespace:b securityContext:PodSecurityContext={} "
     "imagePullSecrets:[LocalObjectReference|name] hostname:s subdomain:s affinity:Affinity "
     "schedulerName:s=\"default-scheduler\" tolerations:[Toleration] hostAliases:[HostAlias|ip] "
     "priorityClassName:s priority:j dnsConfig:PodDNSConfig readinessGates:[PodReadinessGate] "
-    "runtimeClassName:s enableServiceLinks:b=true preemptionPolicy:s overhead:{q} "
+    "runtimeClassName:s enableServiceLinks:b preemptionPolicy:s overhead:{q} "
     "topologySpreadConstraints:[TopologySpreadConstraint|topologyKey,whenUnsatisfiable] "
     "setHostnameAsFQDN:b os:PodOS hostUsers:b schedulingGates:[PodSchedulingGate|name] "
     "resourceClaims:[PodResourceClaim|name] resources:ResourceRequirements hostnameOverride:s "
@@ -200,7 +200,7 @@ const char *const types_table_core[] = {
     "ContainerImage names:[s] sizeBytes:i",
     "*Event involvedObject:ObjectReference! reason:s message:s source:EventSource firstTimestamp:t "
     "lastTimestamp:t count:j type:s eventTime:t series:EventSeries action:s related:ObjectReference "
-    "reportingComponent:s=\"\" reportingInstance:s=\"\"",
+    "reportingComponent:s reportingInstance:s",
     "EventSource component:s host:s",
     "EventSeries count:j lastObservedTime:t",
     "*Endpoints subsets:[EndpointSubset]",

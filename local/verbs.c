@@ -64,6 +64,15 @@ void verb_update(struct call *c)
 
 /* ---- delete ---- */
 
+static int bad_propagation(const char *p, json_t **st)
+{
+    static const char *const allowed[] = {"Foreground", "Background", "Orphan", "nil", NULL};
+    json_t *causes = json_array(), *v = json_string(p);
+    cause_unsupported(causes, "propagationPolicy", v, allowed);
+    json_decref(v);
+    return status_invalid(st, "meta.k8s.io", "DeleteOptions", "", causes);
+}
+
 static int parse_propagation(const char *p, struct delete_options *o, json_t **st)
 {
     if (!p || !*p)
@@ -75,7 +84,7 @@ static int parse_propagation(const char *p, struct delete_options *o, json_t **s
     else if (!strcmp(p, "Orphan"))
         o->propagation = PROPAGATE_ORPHAN;
     else
-        return status_bad_request(st, "invalid propagationPolicy: %s", p);
+        return bad_propagation(p, st);
     return 0;
 }
 
@@ -146,6 +155,10 @@ void verb_delete_collection(struct call *c)
         struct obj *now = bucket_get(c->r->bucket, l.v[i]->ns, l.v[i]->name);
         if (now)
             rc = object_delete(c->s, c->r, now, &opt, &gone, &out, &st);
+        if (out && !resource_has(c->r, R_CUSTOM)) {
+            json_object_del(out, "kind");
+            json_object_del(out, "apiVersion");
+        }
         if (out)
             json_array_append_new(items, out);
     }
