@@ -10,6 +10,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <glob.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -52,6 +53,26 @@ static bool port_free(uint64_t port)
                             .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
     return fd >= 0 && bind(fd, (struct sockaddr *)&a, sizeof a) == 0;
+}
+
+/* Does a router of this very cluster run on (its supervisor was killed)? It will be adopted, port and all. */
+static bool own_router_lives(const struct cluster *c)
+{
+    glob_t g;
+    bool lives = false;
+    CLEANUP(free_charp) char *pattern = xasprintf("%s/pods/*/c/router/*/run.json", c->dir);
+    if (glob(pattern, GLOB_NOSORT, NULL, &g))
+        return false;
+    for (size_t i = 0; i < g.gl_pathc; i++) {
+        char exe[4096];
+        CLEANUP(json_decrefp) json_t *run = json_parse_file(g.gl_pathv[i], 65536, NULL);
+        CLEANUP(free_charp) char *link = xasprintf("/proc/%d/exe", (int)json_int_at(run, "main.pid", 0));
+        ssize_t n = readlink(link, exe, sizeof exe - 1);
+        exe[n > 0 ? n : 0] = 0;
+        lives |= strstr(exe, "/baton-router") != NULL;
+    }
+    globfree(&g);
+    return lives;
 }
 
 /* A folder with other people's files in it is not taken over. */
@@ -291,7 +312,7 @@ int up_start(struct cluster *c, const struct up_options *o, struct err *e)
         if (r)
             return r;
         c->router_port = o->router_port ? o->router_port : c->router_port;
-        if (!port_free(c->router_port))
+        if (!port_free(c->router_port) && !own_router_lives(c))
             return err_set(e, EADDRINUSE, "port %llu of 127.0.0.1 is taken by another program: choose one with "
                            "--port", (unsigned long long)c->router_port);
         if (o->api_port && !port_free(o->api_port))
