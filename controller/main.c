@@ -348,5 +348,6 @@ int main(int argc, char **argv)
     uv_close((uv_handle_t *)&term, NULL);
     uv_close((uv_handle_t *)&interrupt, NULL);
     finish(&c);
+    (void)uv_loop_close(&loop); /* busy only when a handle could not be closed in time */
     return c.exit_code;
 }

@@ -112,7 +112,8 @@ static inline void apiserver_start(struct apiserver *s, const struct answer *scr
     char url[64];
     memset(s, 0, sizeof *s);
     assert_true(steps <= STEPS_MAX);
-    memcpy(s->script, script, steps * sizeof *script);
+    if (steps)
+        memcpy(s->script, script, steps * sizeof *script);
     s->steps = steps;
     uv_loop_init(&s->loop);
     struct httpd_config hc = {.loop = &s->loop,

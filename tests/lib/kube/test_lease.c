@@ -157,6 +157,7 @@ static void end(struct world *w)
     json_decref(w->lease);
     for (int i = 0; i < 1000 && uv_loop_alive(&w->loop); i++)
         uv_run(&w->loop, UV_RUN_NOWAIT);
+    assert_int_equal(uv_loop_close(&w->loop), 0);
 }
 
 static void the_first_leads_and_renews_and_the_second_waits(void **state)
