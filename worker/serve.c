@@ -260,8 +260,8 @@ int serve(const struct options *o, struct err *e)
     int rc = prepare(&w, e);
     if (rc)
         return rc; /* the process ends */
-    api_serve(w.api, w.engine, w.start.role);
     announce(&w);
+    api_serve(w.api, w.engine, w.start.role);
     uv_run(&w.loop, UV_RUN_DEFAULT);
     finish(&w);
     uv_loop_close(&w.loop);

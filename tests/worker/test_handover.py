@@ -197,7 +197,7 @@ def test_a_prefill_worker_that_dies_costs_no_answer(folder, fleet, how):
         time.sleep(.2)
         p.proc.send_signal(signal.SIGKILL if how == "kill" else signal.SIGSTOP)
         d.wait(lambda x: x["inbound"] == 0 or x["kv"]["quarantined"] > 0 or x["waiting"] == 0, 3)
-        t.join(60)
+        t.join(60 * wc.PATIENCE)
         assert box and box[0].error is None
         assert box[0].keys() == want.keys()
         assert box[0].usage["prefill"] == "self" and box[0].usage["fallback"] and box[0].usage["kv_bytes"] == 0

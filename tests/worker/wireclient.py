@@ -12,6 +12,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 WORKER = os.environ.get("BATON_WORKER", os.path.join(ROOT, os.environ.get("BATON_BUILD", "build"), "bin", "baton-worker"))
 MODEL = os.environ.get("BATON_TEST_MODEL",
                        os.path.expanduser("~/.cache/baton/models/SmolLM2-135M-Instruct.Q4_1.gguf"))
+PATIENCE = float(os.environ.get("BATON_TEST_PATIENCE", "1"))  # stretches time limits on slow machines
 SECRET = "0123456789abcdef" * 4
 LOGPROBS, PROMPT_LOGPROBS, IGNORE_EOS, NO_CACHE = 1, 2, 4, 8
 TOKEN, END, ERROR, PING = 1, 2, 3, 4
@@ -122,7 +123,7 @@ class Worker:
         self._wait_serving()
 
     def _wait_serving(self):
-        end = time.monotonic() + 60
+        end = time.monotonic() + 60 * PATIENCE
         while time.monotonic() < end:
             self.log.seek(0)
             text = self.log.read()
@@ -155,7 +156,7 @@ class Worker:
 
     def wait(self, what, seconds=2.0):
         """The first state for which what(state) holds; fails after so many seconds."""
-        end = time.monotonic() + seconds
+        end = time.monotonic() + seconds * PATIENCE
         while True:
             s = self.state()
             if what(s):
