@@ -19,6 +19,8 @@ struct cel_types {
 int cel_compile(const char *expression, const struct cel_types *types, struct cel **out, struct err *e) MUST_CHECK;
 void cel_free(struct cel *c);
 bool cel_uses_old_self(const struct cel *c);
+/* False when the expression can't give a boolean, as far as its form tells (a sum, a string, size(), …). */
+bool cel_may_be_bool(const struct cel *c);
 
 /* 1 true, 0 false, negative errno with *e (no such key, type mismatch, too many steps). old may be NULL. */
 int cel_eval_bool(const struct cel *c, const json_t *self, const json_t *old, struct err *e) MUST_CHECK;

@@ -402,22 +402,22 @@ static int fn_dyn(const struct value *a, int n, struct value *out, struct err *e
 }
 
 static const struct cel_fn table[] = {
-    {"size", false, 1, 1, fn_size},         {"size", true, 1, 1, fn_size},
-    {"startsWith", true, 2, 2, fn_starts},  {"endsWith", true, 2, 2, fn_ends},
-    {"contains", true, 2, 2, fn_contains},  {"matches", true, 2, 2, fn_matches},
-    {"matches", false, 2, 2, fn_matches},   {"lowerAscii", true, 1, 1, fn_lower},
-    {"upperAscii", true, 1, 1, fn_upper},   {"trim", true, 1, 1, fn_trim},
-    {"split", true, 2, 3, fn_split},        {"join", true, 1, 2, fn_join},
-    {"replace", true, 3, 3, fn_replace},    {"substring", true, 2, 3, fn_substring},
-    {"indexOf", true, 2, 2, fn_index_of},   {"int", false, 1, 1, fn_int},
-    {"double", false, 1, 1, fn_double},     {"string", false, 1, 1, fn_string},
-    {"duration", false, 1, 1, fn_duration}, {"quantity", false, 1, 1, fn_quantity},
-    {"isQuantity", false, 1, 1, fn_is_quantity}, {"isLessThan", true, 2, 2, fn_less},
-    {"isGreaterThan", true, 2, 2, fn_greater},
-    {"isURL", false, 1, 1, fn_is_url},      {"sum", true, 1, 1, fn_sum},
-    {"min", true, 1, 1, fn_min},            {"max", true, 1, 1, fn_max},
-    {"isSorted", true, 1, 1, fn_is_sorted}, {"type", false, 1, 1, fn_type},
-    {"dyn", false, 1, 1, fn_dyn},
+    {"size", false, 1, 1, false, fn_size},         {"size", true, 1, 1, false, fn_size},
+    {"startsWith", true, 2, 2, true, fn_starts},  {"endsWith", true, 2, 2, true, fn_ends},
+    {"contains", true, 2, 2, true, fn_contains},  {"matches", true, 2, 2, true, fn_matches},
+    {"matches", false, 2, 2, true, fn_matches},   {"lowerAscii", true, 1, 1, false, fn_lower},
+    {"upperAscii", true, 1, 1, false, fn_upper},   {"trim", true, 1, 1, false, fn_trim},
+    {"split", true, 2, 3, false, fn_split},        {"join", true, 1, 2, false, fn_join},
+    {"replace", true, 3, 3, false, fn_replace},    {"substring", true, 2, 3, false, fn_substring},
+    {"indexOf", true, 2, 2, false, fn_index_of},   {"int", false, 1, 1, false, fn_int},
+    {"double", false, 1, 1, false, fn_double},     {"string", false, 1, 1, false, fn_string},
+    {"duration", false, 1, 1, false, fn_duration}, {"quantity", false, 1, 1, false, fn_quantity},
+    {"isQuantity", false, 1, 1, true, fn_is_quantity}, {"isLessThan", true, 2, 2, true, fn_less},
+    {"isGreaterThan", true, 2, 2, true, fn_greater},
+    {"isURL", false, 1, 1, true, fn_is_url},      {"sum", true, 1, 1, false, fn_sum},
+    {"min", true, 1, 1, true, fn_min},            {"max", true, 1, 1, true, fn_max},
+    {"isSorted", true, 1, 1, true, fn_is_sorted}, {"type", false, 1, 1, false, fn_type},
+    {"dyn", false, 1, 1, true, fn_dyn},
 };
 
 const struct cel_fn *cel_fn_find(struct str name, bool method, int n_args)

@@ -48,6 +48,7 @@ struct cel_fn {
     const char *name;
     bool method;      /* receiver.name(args): the receiver is argument 0 */
     int min_args, max_args; /* receiver included */
+    bool to_bool;           /* may give a boolean */
     int (*call)(const struct value *args, int n, struct value *out, struct err *e);
 };
 const struct cel_fn *cel_fn_find(struct str name, bool method, int n_args);

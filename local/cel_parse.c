@@ -523,3 +523,23 @@ bool cel_uses_old_self(const struct cel *c)
 {
     return c->old_self;
 }
+
+static bool node_may_be_bool(const struct node *n)
+{
+    switch (n->kind) {
+    case N_LITERAL: return json_is_boolean(n->literal);
+    case N_NEG:
+    case N_LIST:
+    case N_MAP: return false;
+    case N_BINARY: return n->op <= B_IN;
+    case N_MACRO: return n->op != M_MAP && n->op != M_FILTER;
+    case N_CALL: return n->fn->to_bool;
+    case N_COND: return node_may_be_bool(n->b) && node_may_be_bool(n->c);
+    default: return true;
+    }
+}
+
+bool cel_may_be_bool(const struct cel *c)
+{
+    return node_may_be_bool(c->root);
+}

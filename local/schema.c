@@ -225,6 +225,8 @@ static void compile_rules(struct compile *c, struct schema *s, const json_t *j, 
             continue;
         }
         s->n_rules++;
+        if (!cel_may_be_bool(x->rule))
+            field_errors_add(c->errs, sub, "FieldValueInvalid", "Invalid value: \"%s\": must evaluate to a bool", text);
         x->text = xstrdup(text);
         x->message = xstrdup(json_str_at(r, "message", ""));
         x->field_path = xstrdup(json_str_at(r, "fieldPath", ""));

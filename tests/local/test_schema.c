@@ -126,6 +126,8 @@ static void a_schema_that_cannot_be_honoured_is_refused(void **state)
         "{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"array\",\"items\":{\"type\":\"object\"},\"x-kubernetes-list-type\":\"map\"}}}",
         "{\"type\":\"object\",\"x-kubernetes-validations\":[{\"rule\":\"self.nope == 1\"}]}",
         "{\"type\":\"object\",\"x-kubernetes-validations\":[{\"rule\":\"frob(self)\"}]}",
+        "{\"type\":\"object\",\"x-kubernetes-validations\":[{\"rule\":\"1 + 1\"}]}",
+        "{\"type\":\"object\",\"x-kubernetes-validations\":[{\"rule\":\"size(self)\"}]}",
         "{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"array\",\"items\":{\"type\":\"object\",\"properties\":{\"x\":{\"type\":\"integer\"}}}}},"
         "\"x-kubernetes-validations\":[{\"rule\":\"self.a.all(i, i.y > 0)\"}]}",
     };
