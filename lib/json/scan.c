@@ -6,8 +6,8 @@
 
 enum { ST_VALUE, ST_FIRST, ST_NEXT, ST_DONE, ST_FAILED };
 
-/* Keys of the open objects, as a stack with a hash index. Objects close in LIFO order, so the newest keys leave first and
- * slots of a linear-probing table can simply be cleared. */
+/* Keys of the open objects, as a stack with a hash index. Objects close in LIFO order, so the
+ * newest keys leave first and slots of a linear-probing table can simply be cleared. */
 struct scan_key {
     uint64_t hash;
     struct str text;
@@ -83,7 +83,8 @@ static size_t utf8_char(const unsigned char *p, size_t n)
     return len;
 }
 
-/* Bytes at the front that need no look: printable ASCII other than '"' and '\\'. Eight at a time. */
+/* Bytes at the front that need no look: printable ASCII other than '"' and '\\'. Eight at a time.
+ */
 static size_t plain_run(const char *p, size_t n)
 {
     const uint64_t ones = 0x0101010101010101u, high = 0x8080808080808080u;
@@ -95,7 +96,8 @@ static size_t plain_run(const char *p, size_t n)
         if ((w | (w - ones * 0x20) | (q - ones) | (b - ones)) & high)
             break;
     }
-    while (i < n && (unsigned char)p[i] >= 0x20 && (unsigned char)p[i] < 0x80 && p[i] != '"' && p[i] != '\\')
+    while (i < n && (unsigned char)p[i] >= 0x20 && (unsigned char)p[i] < 0x80 && p[i] != '"' &&
+           p[i] != '\\')
         i++;
     return i;
 }
@@ -114,7 +116,8 @@ static size_t escape_len(const char *p, size_t n)
         return 0;
     if (u < 0xd800 || u > 0xdbff)
         return 6;
-    bool paired = n >= 12 && p[6] == '\\' && p[7] == 'u' && !hex4(p + 8, &v) && v >= 0xdc00 && v <= 0xdfff;
+    bool paired =
+        n >= 12 && p[6] == '\\' && p[7] == 'u' && !hex4(p + 8, &v) && v >= 0xdc00 && v <= 0xdfff;
     return paired ? 12 : 0;
 }
 
@@ -141,7 +144,8 @@ static int scan_quoted(struct scan *s, struct scan_tok *t)
         } else {
             k = c < 0x80 ? 0 : utf8_char((const unsigned char *)p + i, n - i);
             if (!k)
-                return fail(s, c < 0x20 ? "a string has a raw control character" : "a string is not valid UTF-8");
+                return fail(s, c < 0x20 ? "a string has a raw control character"
+                                        : "a string is not valid UTF-8");
         }
         i += k;
     }
@@ -240,7 +244,8 @@ static bool same_text(struct str a, bool a_escaped, struct str b, bool b_escaped
         if (b_escaped && b.p[j] == '\\')
             nb = unescape_one(b.p + j, cb, &used);
         j += used;
-        /* An escape gives a whole character, a raw byte a part of one: complete the shorter side. */
+        /* An escape gives a whole character, a raw byte a part of one: complete the shorter side.
+         */
         while (na < nb && i < a.n)
             ca[na++] = a.p[i++];
         while (nb < na && j < b.n)
@@ -312,12 +317,14 @@ static int note_key(struct scan *s, const struct scan_tok *t)
     uint64_t h = hash_text(t->text, t->escaped, 0xcbf29ce484222325u ^ object * 0x9e3779b97f4a7c15u);
     for (uint32_t i = (uint32_t)h & k->mask; k->slot[i]; i = (i + 1) & k->mask) {
         const struct scan_key *o = &k->key[k->slot[i] - 1];
-        if (o->hash == h && o->object == object && same_text(o->text, o->escaped, t->text, t->escaped)) {
+        if (o->hash == h && o->object == object &&
+            same_text(o->text, o->escaped, t->text, t->escaped)) {
             s->at = t->at;
             return fail(s, "an object has the same key twice");
         }
     }
-    k->key[k->n] = (struct scan_key){.hash = h, .text = t->text, .escaped = t->escaped, .object = object};
+    k->key[k->n] =
+        (struct scan_key){.hash = h, .text = t->text, .escaped = t->escaped, .object = object};
     place(k, (uint32_t)k->n);
     k->n++;
     return 0;
@@ -392,7 +399,7 @@ static int scan_word(struct scan *s, struct scan_tok *t)
         if (str_starts(rest, words[i].w)) {
             t->kind = words[i].kind;
             t->at = s->at;
-            t->text = words[i].w;
+            t->text = (struct str){rest.p, words[i].w.n};
             s->at += words[i].w.n;
             return 0;
         }
@@ -487,7 +494,8 @@ int scan_next(struct scan *s, struct scan_tok *t)
         return close_container(s, t);
     if (s->state == ST_NEXT) {
         if (c != ',')
-            return fail(s, c < 0 ? "the text ends too early" : "a comma or the end of the object or array is expected");
+            return fail(s, c < 0 ? "the text ends too early"
+                                 : "a comma or the end of the object or array is expected");
         s->at++;
     }
     return object ? read_key(s, t) : read_value(s, t);
@@ -537,7 +545,8 @@ int scan_why(const struct scan *s, struct err *e)
             column = 1;
         }
     }
-    return err_set(e, EINVAL, "line %zu column %zu: %s", line, column, s->why ? s->why : "no fault");
+    return err_set(e, EINVAL, "line %zu column %zu: %s", line, column,
+                   s->why ? s->why : "no fault");
 }
 
 int scan_f64(const struct scan_tok *t, double min, double max, double *out)

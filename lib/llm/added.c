@@ -6,9 +6,10 @@
 #include <stdlib.h>
 
 #define MAX_ADDED_BYTES 4096
-#define MAX_NODES (8u << 20)
+#define MAX_NODES       (8u << 20)
 
-/* A trie as first child / next sibling: added vocabularies are small, and most text bytes stop at `first`. */
+/* A trie as first child / next sibling: added vocabularies are small, and most text bytes stop at
+ * `first`. */
 struct added_node {
     uint32_t child, next;
     uint32_t token; /* index + 1 */
@@ -80,8 +81,8 @@ int added_add(struct added *a, struct str text, uint32_t id, unsigned flags, str
     if (text.n == 0)
         return 0;
     if (text.n > MAX_ADDED_BYTES)
-        return err_set(e, E2BIG, "added token %u has %zu bytes; at most %d are supported", id, text.n,
-                       MAX_ADDED_BYTES);
+        return err_set(e, E2BIG, "added token %u has %zu bytes; at most %d are supported", id,
+                       text.n, MAX_ADDED_BYTES);
     if (a->n == a->cap) {
         size_t cap = a->cap ? a->cap * 2 : 64;
         struct added_token *p = realloc(a->tok, cap * sizeof *p);

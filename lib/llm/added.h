@@ -1,5 +1,6 @@
-/* added.h: special and added tokens, matched in the text before anything else (leftmost, then longest). Internal to
- * lib/llm. Built once by a loader, then constant. Source: tokenizers' tokenizer/added_vocabulary. */
+/* added.h: special and added tokens, matched in the text before anything else (leftmost, then
+ * longest). Internal to lib/llm. Built once by a loader, then constant. Source: tokenizers'
+ * tokenizer/added_vocabulary. */
 #pragma once
 #include "lib/base/str.h"
 
@@ -30,7 +31,9 @@ struct added_match {
 
 int added_init(struct added *a) MUST_CHECK;
 void added_fini(struct added *a);
-int added_add(struct added *a, struct str text, uint32_t id, unsigned flags, struct err *e) MUST_CHECK;
-/* The next match at or after `from`; false when there is none. Control tokens are stepped over without parse_special. */
+int added_add(struct added *a, struct str text, uint32_t id, unsigned flags,
+              struct err *e) MUST_CHECK;
+/* The next match at or after `from`; false when there is none. Control tokens are stepped over
+ * without parse_special. */
 bool added_next(const struct added *a, struct str text, size_t from, bool normalized,
                 bool parse_special, struct added_match *out);

@@ -1,12 +1,12 @@
-/* blocks.h: the one name that a KV block has everywhere (DESIGN.md §1.3): in a worker's prefix cache, the tiers, the
- * transfer, the router's index and the events between them.
+/* blocks.h: the one name that a KV block has everywhere (DESIGN.md §1.3): in a worker's prefix
+ * cache, the tiers, the transfer, the router's index and the events between them.
  *
- *   seed   = SHA-256("baton-kv-block/1" | u32 block_tokens | for each of model revision, KV dtype, adapter, tenant salt:
- *            u32 length, bytes)[0..16)
- *   name i = SHA-256(name i-1 (name -1 is the seed) | block_tokens x u32 token id)[0..16)
+ *   seed   = SHA-256("baton-kv-block/1" | u32 block_tokens | for each of model revision, KV dtype,
+ * adapter, tenant salt: u32 length, bytes)[0..16) name i = SHA-256(name i-1 (name -1 is the seed) |
+ * block_tokens x u32 token id)[0..16)
  *
- * All integers little-endian. Only full blocks have names. Pure functions, any thread. A name is no proof: tokens are
- * compared on a hit. */
+ * All integers little-endian. Only full blocks have names. Pure functions, any thread. A name is no
+ * proof: tokens are compared on a hit. */
 #pragma once
 #include "lib/base/str.h"
 
@@ -24,8 +24,8 @@ struct block_space {
 };
 void block_seed(const struct block_space *s, struct block_name *out);
 
-/* Names of the n_tokens / block_tokens full blocks into out; returns how many. `prev` is the seed, or the name of the
- * block before tokens[0] when a chain is continued. */
+/* Names of the n_tokens / block_tokens full blocks into out; returns how many. `prev` is the seed,
+ * or the name of the block before tokens[0] when a chain is continued. */
 size_t block_names(const struct block_name *prev, const uint32_t *tokens, size_t n_tokens,
                    uint32_t block_tokens, struct block_name *out);
 bool block_name_eq(const struct block_name *a, const struct block_name *b);

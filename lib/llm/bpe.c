@@ -5,9 +5,9 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#define SHORT_WORD 48
+#define SHORT_WORD   48
 #define CACHED_BYTES 30
-#define CACHED_IDS 6
+#define CACHED_IDS   6
 #define SCRATCH_KEEP (1u << 20) /* symbols; what a longer word needed is given back */
 
 struct bpe_cached {
@@ -143,8 +143,8 @@ static size_t merge_short(const struct vocab *v, uint32_t *sym, size_t n)
     return n;
 }
 
-/* Heap entries are rank << 32 | position: the order of merging. Entries go stale when their symbols change; they are then
- * skipped, because a pair's rank is its own. */
+/* Heap entries are rank << 32 | position: the order of merging. Entries go stale when their symbols
+ * change; they are then skipped, because a pair's rank is its own. */
 static int heap_push(struct bpe_scratch *s, uint64_t key)
 {
     if (s->n_heap == s->cap_heap) {
@@ -263,8 +263,10 @@ int bpe_encode(const struct bpe *b, struct bpe_scratch *s, struct str word, stru
     int rc = whole != UINT32_MAX ? ids_push(out, whole) : merge_word(b, s, word, out);
     if (rc || out->n - before > CACHED_IDS)
         return rc;
-    *c = (struct bpe_cached){.hash = hash, .n_key = (uint8_t)word.n, .n_ids = (uint8_t)(out->n - before)};
+    *c = (struct bpe_cached){
+        .hash = hash, .n_key = (uint8_t)word.n, .n_ids = (uint8_t)(out->n - before)};
     memcpy(c->key, word.p, word.n);
-    memcpy(c->id, out->id + before, c->n_ids * sizeof *c->id);
+    if (c->n_ids)
+        memcpy(c->id, out->id + before, c->n_ids * sizeof *c->id);
     return 0;
 }

@@ -1,4 +1,5 @@
-/* GPT-2's byte alphabet: printable Latin-1 bytes stand for themselves, the other 68 for U+0100 onwards, in order. */
+/* GPT-2's byte alphabet: printable Latin-1 bytes stand for themselves, the other 68 for U+0100
+ * onwards, in order. */
 #include "lib/llm/tokenizer_impl.h"
 #include "lib/llm/utf8.h"
 

@@ -44,7 +44,8 @@ static int eval_name(struct render *r, const struct node *n, struct val *out)
         *out = (struct val){.kind = V_FUNCTION, .s = n->name};
         return 0;
     }
-    char *what = arena_printf(&r->a, "'%.*s' is undefined", (int)(n->name.n > 100 ? 100 : n->name.n), n->name.p);
+    char *what = arena_printf(&r->a, "'%.*s' is undefined",
+                              (int)(n->name.n > 100 ? 100 : n->name.n), n->name.p);
     if (!what)
         return jinja_no_memory(r);
     *out = v_undefined(str_c(what));
@@ -96,9 +97,13 @@ static int eval_compare(struct render *r, const struct node *n, struct val *out)
             yes = yes == (op == OP_IN);
         } else {
             if (left.kind == V_UNDEFINED || right.kind == V_UNDEFINED)
-                return jinja_fail(r, EINVAL, "%.*s", STR_ARG(left.kind == V_UNDEFINED ? left.s : right.s));
+                return jinja_fail(r, EINVAL, "%.*s",
+                                  STR_ARG(left.kind == V_UNDEFINED ? left.s : right.s));
             rc = v_order(r, &left, &right, &order);
-            yes = op == OP_LT ? order < 0 : op == OP_LE ? order <= 0 : op == OP_GT ? order > 0 : order >= 0;
+            yes = op == OP_LT   ? order < 0
+                  : op == OP_LE ? order <= 0
+                  : op == OP_GT ? order > 0
+                                : order >= 0;
         }
     }
     *out = v_bool(yes);
@@ -128,7 +133,9 @@ static int eval_slice(struct render *r, const struct node *n, struct val *out)
     int rc = jinja_eval(r, n->a, &v);
     for (int i = 0; i < 3 && !rc; i++)
         rc = from[i] ? jinja_eval(r, from[i], &part[i]) : 0;
-    return rc ? rc : jinja_slice(r, &v, from[0] ? &part[0] : NULL, from[1] ? &part[1] : NULL, from[2] ? &part[2] : NULL, out);
+    return rc ? rc
+              : jinja_slice(r, &v, from[0] ? &part[0] : NULL, from[1] ? &part[1] : NULL,
+                            from[2] ? &part[2] : NULL, out);
 }
 
 int jinja_eval_args(struct render *r, const struct node *n, struct args *out)
@@ -164,13 +171,16 @@ int jinja_call(struct render *r, const struct val *f, const struct args *a, stru
     case V_FUNCTION: return jinja_global(r, f->s, a, out);
     case V_METHOD: return jinja_method(r, f->method, a, out);
     case V_MACRO: return jinja_call_macro(r, f->macro, a, NULL, out);
-    case V_UNDEFINED: return jinja_fail(r, EINVAL, "%.*s", (int)(f->s.n > 200 ? 200 : f->s.n), f->s.p);
+    case V_UNDEFINED:
+        return jinja_fail(r, EINVAL, "%.*s", (int)(f->s.n > 200 ? 200 : f->s.n), f->s.p);
     default: return jinja_fail(r, EINVAL, "'%s' object is not callable", v_kind_name(f));
     }
 }
 
-/* The functions below that hold a struct args on the stack are kept out of jinja_eval, whose frames nest. */
-static __attribute__((noinline)) int eval_call(struct render *r, const struct node *n, struct val *out)
+/* The functions below that hold a struct args on the stack are kept out of jinja_eval, whose frames
+ * nest. */
+static __attribute__((noinline)) int eval_call(struct render *r, const struct node *n,
+                                               struct val *out)
 {
     struct args a;
     struct val f;
@@ -181,7 +191,8 @@ static __attribute__((noinline)) int eval_call(struct render *r, const struct no
     return rc ? rc : jinja_call(r, &f, &a, out);
 }
 
-static __attribute__((noinline)) int eval_filter(struct render *r, const struct node *n, struct val *out)
+static __attribute__((noinline)) int eval_filter(struct render *r, const struct node *n,
+                                                 struct val *out)
 {
     struct args a;
     struct val v;
@@ -192,7 +203,8 @@ static __attribute__((noinline)) int eval_filter(struct render *r, const struct 
     return rc ? rc : jinja_filter(r, n->name, &v, &a, out);
 }
 
-static __attribute__((noinline)) int eval_test(struct render *r, const struct node *n, struct val *out)
+static __attribute__((noinline)) int eval_test(struct render *r, const struct node *n,
+                                               struct val *out)
 {
     struct args a;
     struct val v;
@@ -214,7 +226,8 @@ static int eval_sign(struct render *r, const struct node *n, struct val *out)
     if (rc)
         return rc;
     if (v_number(&v, &f))
-        return jinja_fail(r, EINVAL, "bad operand type for unary %s: %s", n->kind == N_NEG ? "-" : "+", v_kind_name(&v));
+        return jinja_fail(r, EINVAL, "bad operand type for unary %s: %s",
+                          n->kind == N_NEG ? "-" : "+", v_kind_name(&v));
     if (v.kind == V_FLOAT) {
         *out = (struct val){.kind = V_FLOAT, .f = n->kind == N_NEG ? -f : f};
         return 0;
@@ -240,7 +253,8 @@ static int eval_cond(struct render *r, const struct node *n, struct val *out)
         return jinja_eval(r, n->a, out);
     if (n->c)
         return jinja_eval(r, n->c, out);
-    *out = v_undefined(STR("the inline if-expression evaluated to false and no else section was defined"));
+    *out = v_undefined(
+        STR("the inline if-expression evaluated to false and no else section was defined"));
     return 0;
 }
 

@@ -46,7 +46,8 @@ static int assign(struct render *r, const struct node *target, struct val v)
     struct vlist *items;
     int rc = v_items(r, &v, &items);
     if (!rc && items->n != target->list.n)
-        rc = jinja_fail(r, EINVAL, "%zu values can't be unpacked into %zu names", items->n, target->list.n);
+        rc = jinja_fail(r, EINVAL, "%zu values can't be unpacked into %zu names", items->n,
+                        target->list.n);
     for (size_t i = 0; i < target->list.n && !rc; i++)
         rc = assign(r, target->list.v[i], items->v[i]);
     return rc;
@@ -55,7 +56,8 @@ static int assign(struct render *r, const struct node *target, struct val v)
 /* ---- loops ---- */
 
 /* {% for x in y if cond %}: the items that pass. */
-static int filter_items(struct render *r, const struct node *n, struct vlist *from, struct vlist **out)
+static int filter_items(struct render *r, const struct node *n, struct vlist *from,
+                        struct vlist **out)
 {
     struct val list, yes;
     struct scope *outer = r->scope;
@@ -74,8 +76,8 @@ static int filter_items(struct render *r, const struct node *n, struct vlist *fr
     return rc;
 }
 
-/* *finished: a turn came to the body's end. Jinja runs a loop's else part unless one did, so `continue` and `break` count
- * as no turn; templates get what they get there. */
+/* *finished: a turn came to the body's end. Jinja runs a loop's else part unless one did, so
+ * `continue` and `break` count as no turn; templates get what they get there. */
 static int run_items(struct render *r, const struct node *n, struct loop *loop, bool *finished)
 {
     struct scope *outer = r->scope;
@@ -123,7 +125,8 @@ static int bind_parameters(struct render *r, const struct macro *m, const struct
 {
     const struct node *d = m->def;
     if (a->n > d->n_args)
-        return jinja_fail(r, EINVAL, "macro '%.*s' takes not more than %zu arguments", STR_ARG(d->name), d->n_args);
+        return jinja_fail(r, EINVAL, "macro '%.*s' takes not more than %zu arguments",
+                          STR_ARG(d->name), d->n_args);
     for (size_t i = 0; i < d->n_args; i++) {
         struct val v;
         const struct val *given = i < a->n ? &a->v[i] : NULL;
@@ -145,8 +148,8 @@ static int bind_parameters(struct render *r, const struct macro *m, const struct
     return 0;
 }
 
-int jinja_call_macro(struct render *r, const struct macro *m, const struct args *a, const struct val *caller,
-                     struct val *out)
+int jinja_call_macro(struct render *r, const struct macro *m, const struct args *a,
+                     const struct val *caller, struct val *out)
 {
     struct scope *outer = r->scope;
     if (++r->depth > JINJA_MAX_DEPTH) {
@@ -193,7 +196,8 @@ static __attribute__((noinline)) int run_call_block(struct render *r, const stru
 }
 
 /* Filters of a block: the innermost one takes the block's text. */
-static __attribute__((noinline)) int apply_filters(struct render *r, const struct node *f, struct val text, struct val *out)
+static __attribute__((noinline)) int apply_filters(struct render *r, const struct node *f,
+                                                   struct val text, struct val *out)
 {
     struct args a;
     struct val v = text;
@@ -256,20 +260,12 @@ static int run_one(struct render *r, const struct node *n)
     if (rc)
         return rc;
     switch (n->kind) {
-    case N_TEXT:
-        v = v_str(n->name);
-        return v_print(r, &v, r->out);
-    case N_OUTPUT:
-        rc = jinja_eval(r, n->a, &v);
-        return rc ? rc : v_print(r, &v, r->out);
+    case N_TEXT: v = v_str(n->name); return v_print(r, &v, r->out);
+    case N_OUTPUT: rc = jinja_eval(r, n->a, &v); return rc ? rc : v_print(r, &v, r->out);
     case N_IF: return run_if(r, n);
     case N_FOR: return run_for(r, n);
-    case N_SET:
-        rc = jinja_eval(r, n->b, &v);
-        return rc ? rc : assign(r, n->a, v);
-    case N_MACRO:
-        rc = new_macro(r, n, &v);
-        return rc ? rc : jinja_set(r, r->scope, n->name, v);
+    case N_SET: rc = jinja_eval(r, n->b, &v); return rc ? rc : assign(r, n->a, v);
+    case N_MACRO: rc = new_macro(r, n, &v); return rc ? rc : jinja_set(r, r->scope, n->name, v);
     case N_SET_BLOCK:
     case N_FILTER_BLOCK: return run_captured(r, n);
     case N_CALL_BLOCK: return run_call_block(r, n);

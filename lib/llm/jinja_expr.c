@@ -1,5 +1,5 @@
-/* Expressions. Precedence as in jinja2/parser.py: inline if, or, and, not, comparison, + -, ~, * / // %, **, unary, then
- * postfix, filters and tests. */
+/* Expressions. Precedence as in jinja2/parser.py: inline if, or, and, not, comparison, + -, ~, * /
+ * // %, **, unary, then postfix, filters and tests. */
 #include "lib/llm/jinja_parse.h"
 
 #include <errno.h>
@@ -19,7 +19,8 @@ int jinja_keep_args(struct parse *p, struct node *n, const struct arg *args, siz
     return 0;
 }
 
-static int two(struct parse *p, enum node_kind kind, enum op op, struct node *a, struct node *b, struct node **out)
+static int two(struct parse *p, enum node_kind kind, enum op op, struct node *a, struct node *b,
+               struct node **out)
 {
     struct node *n = jinja_node(p, kind);
     if (!n)
@@ -94,7 +95,8 @@ static bool starts_test_argument(const struct parse *p)
         return jinja_at_op(p, "[") || jinja_at_op(p, "{");
     if (p->t->kind == T_NAME)
         return !jinja_at_name(p, "else") && !jinja_at_name(p, "or") && !jinja_at_name(p, "and") &&
-               !jinja_at_name(p, "if") && !jinja_at_name(p, "is") && !jinja_at_name(p, "not") && !jinja_at_name(p, "in");
+               !jinja_at_name(p, "if") && !jinja_at_name(p, "is") && !jinja_at_name(p, "not") &&
+               !jinja_at_name(p, "in");
     return p->t->kind == T_STRING || p->t->kind == T_INT || p->t->kind == T_FLOAT;
 }
 
@@ -358,8 +360,8 @@ struct level {
     enum op op[4];
 };
 
-static int parse_left(struct parse *p, const struct level *l, int (*operand)(struct parse *, struct node **),
-                      struct node **out)
+static int parse_left(struct parse *p, const struct level *l,
+                      int (*operand)(struct parse *, struct node **), struct node **out)
 {
     int rc = operand(p, out);
     while (!rc) {
@@ -514,7 +516,8 @@ int jinja_expression(struct parse *p, struct node **out)
 
 static bool ends_tuple(const struct parse *p)
 {
-    return p->t->kind == T_VAR_END || p->t->kind == T_BLOCK_END || jinja_at_op(p, ")") || p->t->kind == T_END;
+    return p->t->kind == T_VAR_END || p->t->kind == T_BLOCK_END || jinja_at_op(p, ")") ||
+           p->t->kind == T_END;
 }
 
 int jinja_tuple(struct parse *p, bool cond, struct node **out)

@@ -1,4 +1,5 @@
-/* Filters. Source: Jinja2's list of builtin filters; tojson as transformers defines it (json.dumps, no HTML escapes). */
+/* Filters. Source: Jinja2's list of builtin filters; tojson as transformers defines it (json.dumps,
+ * no HTML escapes). */
 #include "lib/llm/jinja.h"
 #include "lib/llm/utf8.h"
 
@@ -7,7 +8,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#define FILTER(name) static int name(struct render *r, const struct val *v, const struct args *a, struct val *out)
+#define FILTER(name)                                                                               \
+    static int name(struct render *r, const struct val *v, const struct args *a, struct val *out)
 
 typedef int filter_fn(struct render *r, const struct val *v, const struct args *a, struct val *out);
 
@@ -19,13 +21,16 @@ static int full(struct render *r, struct buf *b, int rc, struct val *out)
     return rc == -EMSGSIZE || rc == -ENOMEM ? jinja_no_memory(r) : rc;
 }
 
-static int int_arg(struct render *r, const struct args *a, size_t i, const char *name, int64_t dflt, int64_t *out)
+static int int_arg(struct render *r, const struct args *a, size_t i, const char *name, int64_t dflt,
+                   int64_t *out)
 {
     const struct val *v = jinja_arg(a, i, name);
     *out = dflt;
     if (!v || v->kind == V_NONE)
         return 0;
-    return v_is_int(v, out) ? 0 : jinja_fail(r, EINVAL, "'%s' must be an integer, not %s", name, v_kind_name(v));
+    return v_is_int(v, out)
+               ? 0
+               : jinja_fail(r, EINVAL, "'%s' must be an integer, not %s", name, v_kind_name(v));
 }
 
 /* ---- text ---- */
@@ -33,7 +38,8 @@ static int int_arg(struct render *r, const struct args *a, size_t i, const char 
 FILTER(f_tojson)
 {
     int64_t indent;
-    const struct val *sorted = jinja_arg(a, 3, "sort_keys"), *ascii = jinja_arg(a, 4, "ensure_ascii");
+    const struct val *sorted = jinja_arg(a, 3, "sort_keys"),
+                     *ascii = jinja_arg(a, 4, "ensure_ascii");
     struct buf b = v_buf(r);
     int rc = int_arg(r, a, 0, "indent", -1, &indent);
     if (!rc && indent > 100)
@@ -92,7 +98,8 @@ FILTER(f_replace)
     struct str s, from, to;
     const struct val *x = jinja_arg(a, 0, "old"), *y = jinja_arg(a, 1, "new");
     int64_t max;
-    int rc = x && y ? int_arg(r, a, 2, "count", -1, &max) : jinja_fail(r, EINVAL, "replace needs an old and a new string");
+    int rc = x && y ? int_arg(r, a, 2, "count", -1, &max)
+                    : jinja_fail(r, EINVAL, "replace needs an old and a new string");
     if (!rc)
         rc = v_text(r, v, &s);
     if (!rc)
@@ -104,7 +111,8 @@ FILTER(f_replace)
 
 FILTER(f_indent)
 {
-    const struct val *w = jinja_arg(a, 0, "width"), *first = jinja_arg(a, 1, "first"), *blank = jinja_arg(a, 2, "blank");
+    const struct val *w = jinja_arg(a, 0, "width"), *first = jinja_arg(a, 1, "first"),
+                     *blank = jinja_arg(a, 2, "blank");
     bool indent_first = first && v_truth(first), indent_blank = blank && v_truth(blank);
     int64_t width = 4;
     struct str s, pad = STR("");
@@ -116,7 +124,8 @@ FILTER(f_indent)
     int rc = v_text(r, v, &s);
     bool at_line = true, is_first = true;
     for (size_t i = 0; i < s.n && !rc; i++) {
-        bool wanted = at_line && (is_first ? indent_first : true) && (indent_blank || s.p[i] != '\n');
+        bool wanted =
+            at_line && (is_first ? indent_first : true) && (indent_blank || s.p[i] != '\n');
         for (int64_t k = 0; wanted && !pad.n && k < width && !rc && !(w && w->kind == V_STR); k++)
             rc = buf_append(&b, " ", 1);
         if (wanted && !rc)
@@ -243,7 +252,11 @@ FILTER(f_round)
     double scale = pow(10, (double)digits), x = f * scale;
     bool up = method && method->kind == V_STR && str_eq_c(method->s, "ceil");
     bool down = method && method->kind == V_STR && str_eq_c(method->s, "floor");
-    *out = (struct val){.kind = V_FLOAT, .f = (up ? ceil(x) : down ? floor(x) : nearbyint(x)) / scale};
+    *out = (struct val){.kind = V_FLOAT,
+                        .f = (up     ? ceil(x)
+                              : down ? floor(x)
+                                     : nearbyint(x)) /
+                             scale};
     return 0;
 }
 
@@ -294,7 +307,8 @@ static int end_item(struct render *r, const struct val *v, bool last, struct val
     struct vlist *l;
     int rc = v_items(r, v, &l);
     if (!rc)
-        *out = l->n ? l->v[last ? l->n - 1 : 0] : v_undefined(STR("No first or last item, sequence was empty."));
+        *out = l->n ? l->v[last ? l->n - 1 : 0]
+                    : v_undefined(STR("No first or last item, sequence was empty."));
     return rc;
 }
 
@@ -401,7 +415,8 @@ static bool true_arg(const struct args *a, size_t i, const char *name)
 FILTER(f_sort)
 {
     struct vlist *l;
-    struct sorting s = {r, jinja_arg(a, 2, "attribute"), !true_arg(a, 1, "case_sensitive"), true_arg(a, 0, "reverse")};
+    struct sorting s = {r, jinja_arg(a, 2, "attribute"), !true_arg(a, 1, "case_sensitive"),
+                        true_arg(a, 0, "reverse")};
     int rc = v_items(r, v, &l);
     return rc ? rc : sort_items(&s, l, out);
 }
@@ -409,8 +424,9 @@ FILTER(f_sort)
 /* (key, value) tuples. */
 static int pairs_of(struct render *r, const struct val *v, struct val *out)
 {
-    int rc = v->kind == V_DICT || v->kind == V_UNDEFINED ? v_new_list(r, false, out)
-                                                         : jinja_fail(r, EINVAL, "Can only get item pairs from a mapping.");
+    int rc = v->kind == V_DICT || v->kind == V_UNDEFINED
+                 ? v_new_list(r, false, out)
+                 : jinja_fail(r, EINVAL, "Can only get item pairs from a mapping.");
     for (size_t i = 0; !rc && v->kind == V_DICT && i < v->d->n; i++) {
         struct val pair;
         rc = v_new_list(r, true, &pair);
@@ -463,7 +479,8 @@ FILTER(f_unique)
     return rc;
 }
 
-static int extreme(struct render *r, const struct val *v, const struct args *a, int sign, struct val *out)
+static int extreme(struct render *r, const struct val *v, const struct args *a, int sign,
+                   struct val *out)
 {
     struct vlist *l;
     struct sorting s = {r, jinja_arg(a, 1, "attribute"), !true_arg(a, 0, "case_sensitive"), false};
@@ -503,7 +520,8 @@ static struct args rest_of(const struct args *a, size_t skip)
 
 FILTER(f_map)
 {
-    const struct val *attr = jinja_arg(a, JINJA_MAX_ARGS, "attribute"), *dflt = jinja_arg(a, JINJA_MAX_ARGS, "default");
+    const struct val *attr = jinja_arg(a, JINJA_MAX_ARGS, "attribute"),
+                     *dflt = jinja_arg(a, JINJA_MAX_ARGS, "default");
     struct args rest = rest_of(a, 1);
     struct vlist *l;
     int rc = v_items(r, v, &l);
@@ -513,7 +531,8 @@ FILTER(f_map)
         rc = jinja_fail(r, EINVAL, "map needs an attribute or the name of a filter");
     for (size_t i = 0; !rc && i < l->n; i++) {
         struct val item;
-        rc = attr ? jinja_item(r, &l->v[i], attr, &item) : jinja_filter(r, a->v[0].s, &l->v[i], &rest, &item);
+        rc = attr ? jinja_item(r, &l->v[i], attr, &item)
+                  : jinja_filter(r, a->v[0].s, &l->v[i], &rest, &item);
         if (!rc && attr && item.kind == V_UNDEFINED && dflt)
             item = *dflt;
         if (!rc)
@@ -523,7 +542,8 @@ FILTER(f_map)
 }
 
 /* select, reject and their attribute forms: `keep` what passes the test (no test: what is true). */
-static int pick(struct render *r, const struct val *v, const struct args *a, bool by_attr, bool keep, struct val *out)
+static int pick(struct render *r, const struct val *v, const struct args *a, bool by_attr,
+                bool keep, struct val *out)
 {
     size_t at = by_attr;
     const struct val *test = at < a->n ? &a->v[at] : NULL;
@@ -532,8 +552,10 @@ static int pick(struct render *r, const struct val *v, const struct args *a, boo
     int rc = v_items(r, v, &l);
     if (!rc)
         rc = v_new_list(r, false, out);
-    if (!rc && ((by_attr && a->n == 0) || (test && (test->kind != V_STR || !jinja_is_test(test->s)))))
-        rc = jinja_fail(r, EINVAL, "select and reject need an attribute and tests that are supported");
+    if (!rc &&
+        ((by_attr && a->n == 0) || (test && (test->kind != V_STR || !jinja_is_test(test->s)))))
+        rc = jinja_fail(r, EINVAL,
+                        "select and reject need an attribute and tests that are supported");
     for (size_t i = 0; !rc && i < l->n; i++) {
         struct val item = l->v[i];
         bool yes = false;
@@ -614,16 +636,46 @@ static const struct {
     const char *name;
     filter_fn *fn;
 } filters[] = {
-    {"tojson", f_tojson},     {"trim", f_trim},         {"length", f_length},         {"count", f_length},
-    {"join", f_join},         {"default", f_default},   {"d", f_default},             {"first", f_first},
-    {"last", f_last},         {"map", f_map},           {"select", f_select},         {"reject", f_reject},
-    {"selectattr", f_selectattr}, {"rejectattr", f_rejectattr}, {"list", f_list},     {"dictsort", f_dictsort},
-    {"unique", f_unique},     {"indent", f_indent},     {"safe", f_same},             {"string", f_string},
-    {"int", f_int},           {"float", f_float},       {"capitalize", f_capitalize}, {"items", f_items},
-    {"upper", f_upper},       {"lower", f_lower},       {"title", f_title},           {"replace", f_replace},
-    {"reverse", f_reverse},   {"sort", f_sort},         {"abs", f_abs},               {"round", f_round},
-    {"sum", f_sum},           {"min", f_min},           {"max", f_max},               {"attr", f_attr},
-    {"e", f_escape},          {"escape", f_escape},     {"wordcount", f_wordcount},   {"batch", f_batch},
+    {"tojson", f_tojson},
+    {"trim", f_trim},
+    {"length", f_length},
+    {"count", f_length},
+    {"join", f_join},
+    {"default", f_default},
+    {"d", f_default},
+    {"first", f_first},
+    {"last", f_last},
+    {"map", f_map},
+    {"select", f_select},
+    {"reject", f_reject},
+    {"selectattr", f_selectattr},
+    {"rejectattr", f_rejectattr},
+    {"list", f_list},
+    {"dictsort", f_dictsort},
+    {"unique", f_unique},
+    {"indent", f_indent},
+    {"safe", f_same},
+    {"string", f_string},
+    {"int", f_int},
+    {"float", f_float},
+    {"capitalize", f_capitalize},
+    {"items", f_items},
+    {"upper", f_upper},
+    {"lower", f_lower},
+    {"title", f_title},
+    {"replace", f_replace},
+    {"reverse", f_reverse},
+    {"sort", f_sort},
+    {"abs", f_abs},
+    {"round", f_round},
+    {"sum", f_sum},
+    {"min", f_min},
+    {"max", f_max},
+    {"attr", f_attr},
+    {"e", f_escape},
+    {"escape", f_escape},
+    {"wordcount", f_wordcount},
+    {"batch", f_batch},
 };
 
 static filter_fn *filter_of(struct str name)
@@ -639,11 +691,13 @@ bool jinja_is_filter(struct str name)
     return filter_of(name);
 }
 
-int jinja_filter(struct render *r, struct str name, const struct val *v, const struct args *a, struct val *out)
+int jinja_filter(struct render *r, struct str name, const struct val *v, const struct args *a,
+                 struct val *out)
 {
     filter_fn *fn = filter_of(name);
     int rc = jinja_charge(r, 1);
     if (rc)
         return rc;
-    return fn ? fn(r, v, a, out) : jinja_fail(r, EINVAL, "there is no filter '%.*s'", STR_ARG(name));
+    return fn ? fn(r, v, a, out)
+              : jinja_fail(r, EINVAL, "there is no filter '%.*s'", STR_ARG(name));
 }

@@ -1,5 +1,6 @@
-/* Template text to tokens, with Jinja2's white space rules: trim_blocks and lstrip_blocks on, '-' and '+' signs, one newline
- * at the end dropped, "\r\n" read as "\n". Source: jinja2/lexer.py (behaviour). */
+/* Template text to tokens, with Jinja2's white space rules: trim_blocks and lstrip_blocks on, '-'
+ * and '+' signs, one newline at the end dropped, "\r\n" read as "\n". Source: jinja2/lexer.py
+ * (behaviour). */
 #include "lib/llm/jinja.h"
 #include "lib/llm/utf8.h"
 
@@ -79,7 +80,8 @@ static size_t rstrip_len(const char *p, size_t n)
     return n;
 }
 
-/* Text before a tag: '-' strips it all, lstrip_blocks strips what stands before a block tag on its line. */
+/* Text before a tag: '-' strips it all, lstrip_blocks strips what stands before a block tag on its
+ * line. */
 static size_t text_before_tag(const struct lex *x, size_t end, char sign, bool variable)
 {
     size_t n = end - x->at;
@@ -101,7 +103,8 @@ static int emit_text(struct lex *x, size_t n)
     return n ? add(x, (struct tok){.kind = T_TEXT, .s = {x->src.p + x->at, n}}) : 0;
 }
 
-/* Past a tag's end at `at` (which is "-%}", "+%}" or "%}"): what white space it takes with it. 0: no end here. */
+/* Past a tag's end at `at` (which is "-%}", "+%}" or "%}"): what white space it takes with it. 0:
+ * no end here. */
 static size_t tag_end(const struct lex *x, size_t at, const char *close, bool trims)
 {
     char sign = x->src.p[at];
@@ -143,7 +146,8 @@ static int lex_number(struct lex *x)
 {
     size_t i = digits_end(x, x->at), n = 0;
     bool real = false;
-    if (i + 1 < x->src.n && x->src.p[i] == '.' && x->src.p[i + 1] >= '0' && x->src.p[i + 1] <= '9') {
+    if (i + 1 < x->src.n && x->src.p[i] == '.' && x->src.p[i + 1] >= '0' &&
+        x->src.p[i + 1] <= '9') {
         real = true;
         i = digits_end(x, i + 1);
     }
@@ -172,7 +176,9 @@ static int hex_digits(const char *p, size_t n, uint32_t *out)
     uint32_t v = 0;
     for (size_t i = 0; i < n; i++) {
         char c = p[i];
-        int d = c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : -1;
+        int d = c >= '0' && c <= '9'                 ? c - '0'
+                : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10
+                                                     : -1;
         if (d < 0)
             return -EINVAL;
         v = v << 4 | (uint32_t)d;
@@ -181,7 +187,8 @@ static int hex_digits(const char *p, size_t n, uint32_t *out)
     return 0;
 }
 
-/* One escape at p (p[0] is '\\'); Python's rules, an unknown escape stays as it is. Returns what it used. */
+/* One escape at p (p[0] is '\\'); Python's rules, an unknown escape stays as it is. Returns what it
+ * used. */
 static size_t unescape(const char *p, size_t n, char *out, size_t *n_out)
 {
     static const char from[] = "nrtabfv\\'\"0", to[] = "\n\r\t\a\b\f\v\\'\"\0";
@@ -229,7 +236,8 @@ static int lex_string(struct lex *x)
 
 static bool is_name(char c, bool first)
 {
-    return c == '_' || ((c | 32) >= 'a' && (c | 32) <= 'z') || (!first && c >= '0' && c <= '9') || (unsigned char)c >= 0x80;
+    return c == '_' || ((c | 32) >= 'a' && (c | 32) <= 'z') || (!first && c >= '0' && c <= '9') ||
+           (unsigned char)c >= 0x80;
 }
 
 static int lex_operator(struct lex *x)
@@ -263,7 +271,8 @@ static int lex_token(struct lex *x)
     return add(x, t);
 }
 
-/* From the first token of a tag to past its end. Braces balance: "}}" of a dict inside {{ }} is no end. */
+/* From the first token of a tag to past its end. Braces balance: "}}" of a dict inside {{ }} is no
+ * end. */
 static int lex_tag(struct lex *x, bool variable)
 {
     const char *close = variable ? "}}" : "%}";
@@ -325,7 +334,8 @@ static int lex_raw(struct lex *x, size_t begin_end)
 static size_t next_tag(const struct lex *x)
 {
     for (size_t i = x->at; i + 1 < x->src.n; i++)
-        if (x->src.p[i] == '{' && (x->src.p[i + 1] == '{' || x->src.p[i + 1] == '%' || x->src.p[i + 1] == '#'))
+        if (x->src.p[i] == '{' &&
+            (x->src.p[i + 1] == '{' || x->src.p[i + 1] == '%' || x->src.p[i + 1] == '#'))
             return i;
     return x->src.n;
 }

@@ -20,7 +20,8 @@ static int mismatch(struct render *r, enum op op, const struct val *a, const str
 {
     if (a->kind == V_UNDEFINED || b->kind == V_UNDEFINED)
         return undefined_used(r, a->kind == V_UNDEFINED ? a : b);
-    return jinja_fail(r, EINVAL, "unsupported operand types for %s: %s and %s", op_name(op), v_kind_name(a), v_kind_name(b));
+    return jinja_fail(r, EINVAL, "unsupported operand types for %s: %s and %s", op_name(op),
+                      v_kind_name(a), v_kind_name(b));
 }
 
 static int overflow(struct render *r)
@@ -109,7 +110,8 @@ static int join_strings(struct render *r, struct str a, struct str b, struct val
     return 0;
 }
 
-static int join_lists(struct render *r, const struct vlist *a, const struct vlist *b, struct val *out)
+static int join_lists(struct render *r, const struct vlist *a, const struct vlist *b,
+                      struct val *out)
 {
     int rc = v_new_list(r, a->tuple, out);
     if (!rc)
@@ -167,11 +169,13 @@ static int percent_format(struct render *r, struct str f, const struct val *args
     return rc == -EMSGSIZE ? jinja_no_memory(r) : rc;
 }
 
-int jinja_binary(struct render *r, enum op op, const struct val *a, const struct val *b, struct val *out)
+int jinja_binary(struct render *r, enum op op, const struct val *a, const struct val *b,
+                 struct val *out)
 {
     int64_t i, j;
     double f, g;
-    bool a_seq = a->kind == V_STR || a->kind == V_LIST, b_seq = b->kind == V_STR || b->kind == V_LIST;
+    bool a_seq = a->kind == V_STR || a->kind == V_LIST,
+         b_seq = b->kind == V_STR || b->kind == V_LIST;
     if (v_is_int(a, &i) && v_is_int(b, &j))
         return int_op(r, op, i, j, out);
     if (!v_number(a, &f) && !v_number(b, &g))
@@ -199,7 +203,8 @@ int jinja_contains(struct render *r, const struct val *in, const struct val *wha
     switch (in->kind) {
     case V_STR:
         if (what->kind != V_STR)
-            return jinja_fail(r, EINVAL, "'in <string>' requires string as left operand, not %s", v_kind_name(what));
+            return jinja_fail(r, EINVAL, "'in <string>' requires string as left operand, not %s",
+                              v_kind_name(what));
         *out = what->s.n == 0 || (in->s.n && memmem(in->s.p, in->s.n, what->s.p, what->s.n));
         return 0;
     case V_LIST:
@@ -234,8 +239,12 @@ static bool one_of(struct str s, const char *const *names)
 
 static bool has_method(const struct val *v, struct str name)
 {
-    static const char *const of_dict[] = {"get", "items", "keys", "values", "copy", "update", "pop", "setdefault", "clear", "popitem", "fromkeys", NULL};
-    static const char *const of_list[] = {"index", "count", "copy", "append", "extend", "insert", "pop", "remove", "reverse", "sort", "clear", NULL};
+    static const char *const of_dict[] = {"get",   "items",   "keys",     "values",
+                                          "copy",  "update",  "pop",      "setdefault",
+                                          "clear", "popitem", "fromkeys", NULL};
+    static const char *const of_list[] = {"index",   "count",  "copy",  "append",
+                                          "extend",  "insert", "pop",   "remove",
+                                          "reverse", "sort",   "clear", NULL};
     static const char *const of_loop[] = {"cycle", "changed", NULL};
     switch (v->kind) {
     case V_STR: return jinja_is_str_method(name);
@@ -253,11 +262,16 @@ static bool loop_attr(const struct loop *l, struct str name, struct val *out)
         const char *name;
         struct val v;
     } attrs[] = {
-        {"index", v_int((int64_t)at + 1)},          {"index0", v_int((int64_t)at)},
-        {"revindex", v_int((int64_t)(n - at))},     {"revindex0", v_int((int64_t)(n - at) - 1)},
-        {"first", v_bool(at == 0)},                 {"last", v_bool(at + 1 == n)},
-        {"length", v_int((int64_t)n)},              {"depth", v_int(l->depth + 1)},
-        {"depth0", v_int(l->depth)},                {"previtem", at > 0 ? l->items->v[at - 1] : v_undefined(STR("there is no previous item"))},
+        {"index", v_int((int64_t)at + 1)},
+        {"index0", v_int((int64_t)at)},
+        {"revindex", v_int((int64_t)(n - at))},
+        {"revindex0", v_int((int64_t)(n - at) - 1)},
+        {"first", v_bool(at == 0)},
+        {"last", v_bool(at + 1 == n)},
+        {"length", v_int((int64_t)n)},
+        {"depth", v_int(l->depth + 1)},
+        {"depth0", v_int(l->depth)},
+        {"previtem", at > 0 ? l->items->v[at - 1] : v_undefined(STR("there is no previous item"))},
         {"nextitem", at + 1 < n ? l->items->v[at + 1] : v_undefined(STR("there is no next item"))},
     };
     for (size_t i = 0; i < sizeof attrs / sizeof *attrs; i++)
@@ -270,7 +284,8 @@ static bool loop_attr(const struct loop *l, struct str name, struct val *out)
 
 static int undefined_attr(struct render *r, const struct val *v, struct str name, struct val *out)
 {
-    char *what = arena_printf(&r->a, "'%s object' has no attribute '%.*s'", v_kind_name(v), (int)(name.n > 100 ? 100 : name.n), name.p);
+    char *what = arena_printf(&r->a, "'%s object' has no attribute '%.*s'", v_kind_name(v),
+                              (int)(name.n > 100 ? 100 : name.n), name.p);
     if (!what)
         return jinja_no_memory(r);
     *out = v_undefined(str_c(what));
@@ -329,27 +344,31 @@ int jinja_item(struct render *r, const struct val *v, const struct val *key, str
             return rc;
     } else if (v->kind == V_LIST && v_is_int(key, &i)) {
         i += i < 0 ? (int64_t)v->l->n : 0;
-        *out = i >= 0 && i < (int64_t)v->l->n ? v->l->v[i] : v_undefined(STR("a list has no such element"));
+        *out = i >= 0 && i < (int64_t)v->l->n ? v->l->v[i]
+                                              : v_undefined(STR("a list has no such element"));
         return 0;
     } else if (v->kind == V_STR && v_is_int(key, &i)) {
         return char_at(r, v->s, i, out);
     }
     if (key->kind == V_STR)
-        return v->kind == V_DICT && !has_method(v, key->s) ? undefined_attr(r, v, key->s, out) : jinja_attr(r, v, key->s, out);
+        return v->kind == V_DICT && !has_method(v, key->s) ? undefined_attr(r, v, key->s, out)
+                                                           : jinja_attr(r, v, key->s, out);
     *out = v_undefined(STR("a value has no such element"));
     return 0;
 }
 
 /* ---- slices ---- */
 
-static int bound_of(struct render *r, const struct val *v, int64_t dflt, int64_t n, int64_t low, int64_t high, int64_t *out)
+static int bound_of(struct render *r, const struct val *v, int64_t dflt, int64_t n, int64_t low,
+                    int64_t high, int64_t *out)
 {
     if (!v || v->kind == V_NONE) {
         *out = dflt;
         return 0;
     }
     if (!v_is_int(v, out))
-        return jinja_fail(r, EINVAL, "slice indices must be integers or None, not %s", v_kind_name(v));
+        return jinja_fail(r, EINVAL, "slice indices must be integers or None, not %s",
+                          v_kind_name(v));
     if (*out < 0)
         *out = *out < -n ? low : *out + n;
     if (*out > high)
@@ -359,7 +378,8 @@ static int bound_of(struct render *r, const struct val *v, int64_t dflt, int64_t
     return 0;
 }
 
-static int slice_list(struct render *r, const struct vlist *l, int64_t from, int64_t to, int64_t step, struct val *out)
+static int slice_list(struct render *r, const struct vlist *l, int64_t from, int64_t to,
+                      int64_t step, struct val *out)
 {
     int rc = v_new_list(r, l->tuple, out);
     for (int64_t i = from; !rc && (step > 0 ? i < to : i > to); i += step) {
@@ -370,7 +390,8 @@ static int slice_list(struct render *r, const struct vlist *l, int64_t from, int
     return rc;
 }
 
-static int slice_str(struct render *r, struct str s, int64_t from, int64_t to, int64_t step, struct val *out)
+static int slice_str(struct render *r, struct str s, int64_t from, int64_t to, int64_t step,
+                     struct val *out)
 {
     struct val v = v_str(s), parts;
     struct vlist *chars;
@@ -403,7 +424,8 @@ int jinja_slice(struct render *r, const struct val *v, const struct val *from, c
         return undefined_used(r, v);
     if (v->kind != V_LIST && v->kind != V_STR)
         return jinja_fail(r, EINVAL, "%s can't be sliced", v_kind_name(v));
-    if (step && step->kind != V_NONE && (!v_is_int(step, &by) || by == 0 || by < -INT32_MAX || by > INT32_MAX))
+    if (step && step->kind != V_NONE &&
+        (!v_is_int(step, &by) || by == 0 || by < -INT32_MAX || by > INT32_MAX))
         return jinja_fail(r, EINVAL, "a slice step must be an integer other than 0");
     int64_t n = v->kind == V_LIST ? (int64_t)v->l->n : (int64_t)utf8_count(v->s);
     int64_t low = by < 0 ? -1 : 0, high = by < 0 ? n - 1 : n;
@@ -412,5 +434,6 @@ int jinja_slice(struct render *r, const struct val *v, const struct val *from, c
         rc = bound_of(r, to, by < 0 ? -1 : n, n, low, high, &b);
     if (rc)
         return rc;
-    return v->kind == V_LIST ? slice_list(r, v->l, a, b, by, out) : slice_str(r, v->s, a, b, by, out);
+    return v->kind == V_LIST ? slice_list(r, v->l, a, b, by, out)
+                             : slice_str(r, v->s, a, b, by, out);
 }

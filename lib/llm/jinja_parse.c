@@ -1,5 +1,5 @@
-/* Tokens to a syntax tree: statements here, expressions in jinja_expr.c. Names of filters, tests and tags that aren't
- * supported are refused when the template is compiled, with the line. */
+/* Tokens to a syntax tree: statements here, expressions in jinja_expr.c. Names of filters, tests
+ * and tags that aren't supported are refused when the template is compiled, with the line. */
 #include "lib/llm/jinja_parse.h"
 
 #include <errno.h>
@@ -39,7 +39,8 @@ int jinja_syntax(struct parse *p, const char *what)
     struct str s = p->t->s;
     if (p->t->kind == T_END || !s.n)
         return err_set(p->e, EINVAL, "chat template line %u: %s", p->t->line, what);
-    return err_set(p->e, EINVAL, "chat template line %u: %s, not \"%.*s\"", p->t->line, what, (int)(s.n > 40 ? 40 : s.n), s.p);
+    return err_set(p->e, EINVAL, "chat template line %u: %s, not \"%.*s\"", p->t->line, what,
+                   (int)(s.n > 40 ? 40 : s.n), s.p);
 }
 
 bool jinja_at_op(const struct parse *p, const char *op)
@@ -92,7 +93,8 @@ static int take_identifier(struct parse *p, struct str *out)
     return 0;
 }
 
-static int parse_body(struct parse *p, const char *const *ends, struct nodes *out, struct str *which);
+static int parse_body(struct parse *p, const char *const *ends, struct nodes *out,
+                      struct str *which);
 
 /* A body up to one end tag, that tag included. */
 static int parse_until(struct parse *p, const char *end, struct nodes *out)
@@ -390,8 +392,10 @@ int jinja_enter(struct parse *p)
     return 0;
 }
 
-/* Statements until one of the end tags, whose name is taken; its other tokens are left. ends NULL: to the end of it all. */
-static int parse_body(struct parse *p, const char *const *ends, struct nodes *out, struct str *which)
+/* Statements until one of the end tags, whose name is taken; its other tokens are left. ends NULL:
+ * to the end of it all. */
+static int parse_body(struct parse *p, const char *const *ends, struct nodes *out,
+                      struct str *which)
 {
     int rc = jinja_enter(p);
     while (!rc && p->t->kind != T_END) {

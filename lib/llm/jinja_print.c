@@ -31,7 +31,8 @@ int v_take(struct render *r, struct buf *b, struct val *out)
 
 static int full(struct render *r, int rc)
 {
-    return rc == -EMSGSIZE || rc == -ENOMEM ? jinja_fail(r, E2BIG, "the rendered text is too large") : rc;
+    return rc == -EMSGSIZE || rc == -ENOMEM ? jinja_fail(r, E2BIG, "the rendered text is too large")
+                                            : rc;
 }
 
 /* Python's repr of a float: the shortest digits that read back the same. */
@@ -49,7 +50,8 @@ static int print_float(double f, struct buf *out)
     int exponent = atoi(strchr(text, 'e') + 1);
     if (exponent < -4 || exponent >= 16) {
         char *e = strchr(text, 'e');
-        return buf_printf(out, "%.*se%c%02d", (int)(e - text), text, exponent < 0 ? '-' : '+', abs(exponent));
+        return buf_printf(out, "%.*se%c%02d", (int)(e - text), text, exponent < 0 ? '-' : '+',
+                          abs(exponent));
     }
     int decimals = precision - 1 - exponent;
     snprintf(digits, sizeof digits, "%.*f", decimals > 1 ? decimals : 1, f);
@@ -183,14 +185,16 @@ static int dump(const struct dump *d, const struct val *v, int depth);
 
 static int dump_char(const struct dump *d, uint32_t cp, const char *p, size_t n)
 {
-    static const char from[] = "\"\\\n\r\t\b\f", *const to[] = {"\\\"", "\\\\", "\\n", "\\r", "\\t", "\\b", "\\f"};
+    static const char from[] = "\"\\\n\r\t\b\f", *const to[] = {"\\\"", "\\\\", "\\n", "\\r",
+                                                                "\\t",  "\\b",  "\\f"};
     const char *hit = cp && cp < 0x80 ? strchr(from, (int)cp) : NULL;
     if (hit)
         return buf_cstr(d->out, to[hit - from]);
     if (cp < 0x20 || (d->ascii && cp >= 0x7f && cp < 0x10000 && cp != 0x7f))
         return buf_printf(d->out, "\\u%04x", cp);
     if (d->ascii && cp >= 0x10000)
-        return buf_printf(d->out, "\\u%04x\\u%04x", 0xd800 + ((cp - 0x10000) >> 10), 0xdc00 + (cp & 0x3ff));
+        return buf_printf(d->out, "\\u%04x\\u%04x", 0xd800 + ((cp - 0x10000) >> 10),
+                          0xdc00 + (cp & 0x3ff));
     return buf_append(d->out, p, n);
 }
 
@@ -313,7 +317,8 @@ static int dump(const struct dump *d, const struct val *v, int depth)
     }
 }
 
-int v_json(struct render *r, const struct val *v, int indent, bool sorted, bool ascii, struct buf *out)
+int v_json(struct render *r, const struct val *v, int indent, bool sorted, bool ascii,
+           struct buf *out)
 {
     struct dump d = {r, out, indent, sorted, ascii};
     return full(r, dump(&d, v, 0));

@@ -1,4 +1,5 @@
-/* Methods of strings, lists, dicts and loops. What would change a value is refused, as transformers' sandbox does. */
+/* Methods of strings, lists, dicts and loops. What would change a value is refused, as
+ * transformers' sandbox does. */
 #include "lib/llm/jinja.h"
 #include "lib/llm/utf8.h"
 
@@ -21,7 +22,8 @@ static bool in_set(struct str set, uint32_t cp)
 static bool strips(const struct val *chars, uint32_t cp)
 {
     if (!chars || chars->kind != V_STR)
-        return utf8_is_space(cp) || (cp >= 0x1c && cp <= 0x1f); /* str.isspace counts these separators too */
+        return utf8_is_space(cp) ||
+               (cp >= 0x1c && cp <= 0x1f); /* str.isspace counts these separators too */
     return in_set(chars->s, cp);
 }
 
@@ -54,7 +56,8 @@ static const char *find(struct str s, struct str what)
     return what.n > s.n ? NULL : what.n == 0 ? s.p : memmem(s.p, s.n, what.p, what.n);
 }
 
-int jinja_replace(struct render *r, struct str s, struct str from, struct str to, int64_t max, struct val *out)
+int jinja_replace(struct render *r, struct str s, struct str from, struct str to, int64_t max,
+                  struct val *out)
 {
     struct buf b = v_buf(r);
     uint32_t cp;
@@ -86,7 +89,8 @@ int jinja_replace(struct render *r, struct str s, struct str from, struct str to
 
 static bool is_cased(uint32_t cp)
 {
-    return utf8proc_toupper((utf8proc_int32_t)cp) != (utf8proc_int32_t)cp || utf8proc_tolower((utf8proc_int32_t)cp) != (utf8proc_int32_t)cp;
+    return utf8proc_toupper((utf8proc_int32_t)cp) != (utf8proc_int32_t)cp ||
+           utf8proc_tolower((utf8proc_int32_t)cp) != (utf8proc_int32_t)cp;
 }
 
 static int put_case(struct buf *b, uint32_t cp, bool upper)
@@ -94,7 +98,8 @@ static int put_case(struct buf *b, uint32_t cp, bool upper)
     char c[4];
     if (upper && cp == 0xdf) /* the one common character whose capital is two */
         return buf_cstr(b, "SS");
-    utf8proc_int32_t to = upper ? utf8proc_toupper((utf8proc_int32_t)cp) : utf8proc_tolower((utf8proc_int32_t)cp);
+    utf8proc_int32_t to =
+        upper ? utf8proc_toupper((utf8proc_int32_t)cp) : utf8proc_tolower((utf8proc_int32_t)cp);
     return buf_append(b, c, utf8_encode((uint32_t)to, c));
 }
 
@@ -106,7 +111,8 @@ int jinja_case(struct render *r, struct str s, enum str_case how, struct val *ou
     int rc = jinja_charge(r, s.n / 16);
     for (size_t i = 0; i < s.n && !rc; first = false) {
         i += utf8_next(s.p + i, s.n - i, &cp);
-        bool upper = how == CASE_UPPER || (how == CASE_TITLE && !after_cased) || (how == CASE_CAPITALIZE && first);
+        bool upper = how == CASE_UPPER || (how == CASE_TITLE && !after_cased) ||
+                     (how == CASE_CAPITALIZE && first);
         after_cased = is_cased(cp);
         rc = put_case(&b, cp, upper);
     }
@@ -118,12 +124,14 @@ int jinja_case(struct render *r, struct str s, enum str_case how, struct val *ou
 
 /* ---- methods of strings ---- */
 
-#define METHOD(name) static int name(struct render *r, struct str self, const struct args *a, struct val *out)
+#define METHOD(name)                                                                               \
+    static int name(struct render *r, struct str self, const struct args *a, struct val *out)
 
 static int need_str(struct render *r, const struct val *v, const char *what, struct str *out)
 {
     if (!v || v->kind != V_STR)
-        return jinja_fail(r, EINVAL, "%s needs a string%s%s", what, v ? ", not " : "", v ? v_kind_name(v) : "");
+        return jinja_fail(r, EINVAL, "%s needs a string%s%s", what, v ? ", not " : "",
+                          v ? v_kind_name(v) : "");
     *out = v->s;
     return 0;
 }
@@ -166,7 +174,8 @@ static bool has_affix(struct str self, struct str affix, bool at_end)
     return at_end ? str_ends(self, affix) : str_starts(self, affix);
 }
 
-static int affix(struct render *r, struct str self, const struct args *a, bool at_end, struct val *out)
+static int affix(struct render *r, struct str self, const struct args *a, bool at_end,
+                 struct val *out)
 {
     const struct val *v = jinja_arg(a, 0, "prefix");
     struct str s = {0};
@@ -292,7 +301,8 @@ static int rsplit_at(struct render *r, struct str s, struct str sep, int64_t max
     return rc;
 }
 
-static int split(struct render *r, struct str self, const struct args *a, bool from_right, struct val *out)
+static int split(struct render *r, struct str self, const struct args *a, bool from_right,
+                 struct val *out)
 {
     const struct val *sep = jinja_arg(a, 0, "sep"), *maxsplit = jinja_arg(a, 1, "maxsplit");
     int64_t max = -1;
@@ -302,11 +312,13 @@ static int split(struct render *r, struct str self, const struct args *a, bool f
     if (rc)
         return rc;
     if (!sep || sep->kind == V_NONE)
-        return from_right && max >= 0 ? jinja_fail(r, EINVAL, "rsplit() with maxsplit needs a separator")
-                                      : split_space(r, self, max, out->l);
+        return from_right && max >= 0
+                   ? jinja_fail(r, EINVAL, "rsplit() with maxsplit needs a separator")
+                   : split_space(r, self, max, out->l);
     if (sep->kind != V_STR || sep->s.n == 0)
         return jinja_fail(r, EINVAL, "split() needs a separator that is not empty");
-    return from_right ? rsplit_at(r, self, sep->s, max, out->l) : split_at(r, self, sep->s, max, out->l);
+    return from_right ? rsplit_at(r, self, sep->s, max, out->l)
+                      : split_at(r, self, sep->s, max, out->l);
 }
 
 METHOD(s_split)
@@ -328,7 +340,8 @@ METHOD(s_splitlines)
         size_t k = 0, end;
         while (k < self.n && self.p[k] != '\n' && self.p[k] != '\r')
             k++;
-        end = k < self.n ? k + 1 + (self.p[k] == '\r' && k + 1 < self.n && self.p[k + 1] == '\n') : k;
+        end =
+            k < self.n ? k + 1 + (self.p[k] == '\r' && k + 1 < self.n && self.p[k + 1] == '\n') : k;
         rc = v_push(r, out->l, v_str((struct str){self.p, keep && v_truth(keep) ? end : k}));
         self.p += end;
         self.n -= end;
@@ -336,7 +349,8 @@ METHOD(s_splitlines)
     return rc;
 }
 
-static int locate(struct render *r, struct str self, const struct args *a, bool last, struct val *out)
+static int locate(struct render *r, struct str self, const struct args *a, bool last,
+                  struct val *out)
 {
     struct str what = {0};
     int rc = need_str(r, jinja_arg(a, 0, "sub"), "find()", &what);
@@ -472,7 +486,8 @@ METHOD(s_islower)
     return same_case(r, self, CASE_LOWER, out);
 }
 
-static int partition(struct render *r, struct str self, const struct args *a, bool last, struct val *out)
+static int partition(struct render *r, struct str self, const struct args *a, bool last,
+                     struct val *out)
 {
     struct str sep = {0}, none = STR("");
     int rc = need_str(r, jinja_arg(a, 0, "sep"), "partition()", &sep);
@@ -507,21 +522,36 @@ static const struct {
     const char *name;
     int (*fn)(struct render *r, struct str self, const struct args *a, struct val *out);
 } str_methods[] = {
-    {"upper", s_upper},           {"lower", s_lower},
-    {"title", s_title},           {"capitalize", s_capitalize},
-    {"strip", s_strip},           {"lstrip", s_lstrip},
-    {"rstrip", s_rstrip},         {"startswith", s_startswith},
-    {"endswith", s_endswith},     {"removeprefix", s_removeprefix},
-    {"removesuffix", s_removesuffix}, {"replace", s_replace},
-    {"split", s_split},           {"rsplit", s_rsplit},
-    {"splitlines", s_splitlines}, {"find", s_find},
-    {"rfind", s_rfind},           {"index", s_index},
-    {"count", s_count},           {"join", s_join},
-    {"isdigit", s_isdigit},       {"isdecimal", s_isdigit},
-    {"isnumeric", s_isdigit},     {"isalpha", s_isalpha},
-    {"isalnum", s_isalnum},       {"isspace", s_isspace},
-    {"isupper", s_isupper},       {"islower", s_islower},
-    {"partition", s_partition},   {"rpartition", s_rpartition},
+    {"upper", s_upper},
+    {"lower", s_lower},
+    {"title", s_title},
+    {"capitalize", s_capitalize},
+    {"strip", s_strip},
+    {"lstrip", s_lstrip},
+    {"rstrip", s_rstrip},
+    {"startswith", s_startswith},
+    {"endswith", s_endswith},
+    {"removeprefix", s_removeprefix},
+    {"removesuffix", s_removesuffix},
+    {"replace", s_replace},
+    {"split", s_split},
+    {"rsplit", s_rsplit},
+    {"splitlines", s_splitlines},
+    {"find", s_find},
+    {"rfind", s_rfind},
+    {"index", s_index},
+    {"count", s_count},
+    {"join", s_join},
+    {"isdigit", s_isdigit},
+    {"isdecimal", s_isdigit},
+    {"isnumeric", s_isdigit},
+    {"isalpha", s_isalpha},
+    {"isalnum", s_isalnum},
+    {"isspace", s_isspace},
+    {"isupper", s_isupper},
+    {"islower", s_islower},
+    {"partition", s_partition},
+    {"rpartition", s_rpartition},
 };
 
 bool jinja_is_str_method(struct str name)
@@ -532,7 +562,8 @@ bool jinja_is_str_method(struct str name)
     return false;
 }
 
-int jinja_str_method(struct render *r, struct str self, struct str name, const struct args *a, struct val *out)
+int jinja_str_method(struct render *r, struct str self, struct str name, const struct args *a,
+                     struct val *out)
 {
     for (size_t i = 0; i < sizeof str_methods / sizeof *str_methods; i++)
         if (str_eq_c(name, str_methods[i].name))

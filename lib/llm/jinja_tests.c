@@ -10,24 +10,75 @@
 /* ---- tests ---- */
 
 enum test {
-    IS_DEFINED, IS_UNDEFINED, IS_NONE, IS_STRING, IS_MAPPING, IS_ITERABLE, IS_SEQUENCE, IS_NUMBER, IS_INTEGER, IS_FLOAT,
-    IS_BOOLEAN, IS_TRUE, IS_FALSE, IS_CALLABLE, IS_ODD, IS_EVEN, IS_UPPER, IS_LOWER,
+    IS_DEFINED,
+    IS_UNDEFINED,
+    IS_NONE,
+    IS_STRING,
+    IS_MAPPING,
+    IS_ITERABLE,
+    IS_SEQUENCE,
+    IS_NUMBER,
+    IS_INTEGER,
+    IS_FLOAT,
+    IS_BOOLEAN,
+    IS_TRUE,
+    IS_FALSE,
+    IS_CALLABLE,
+    IS_ODD,
+    IS_EVEN,
+    IS_UPPER,
+    IS_LOWER,
     /* with an argument */
-    IS_EQ, IS_NE, IS_LT, IS_LE, IS_GT, IS_GE, IS_IN, IS_SAMEAS, IS_DIVISIBLEBY, IS_FILTER, IS_TEST
+    IS_EQ,
+    IS_NE,
+    IS_LT,
+    IS_LE,
+    IS_GT,
+    IS_GE,
+    IS_IN,
+    IS_SAMEAS,
+    IS_DIVISIBLEBY,
+    IS_FILTER,
+    IS_TEST
 };
 static const struct {
     const char *name;
     enum test test;
 } tests[] = {
-    {"defined", IS_DEFINED},   {"undefined", IS_UNDEFINED}, {"none", IS_NONE},       {"string", IS_STRING},
-    {"mapping", IS_MAPPING},   {"iterable", IS_ITERABLE},   {"sequence", IS_SEQUENCE}, {"number", IS_NUMBER},
-    {"integer", IS_INTEGER},   {"float", IS_FLOAT},         {"boolean", IS_BOOLEAN}, {"true", IS_TRUE},
-    {"false", IS_FALSE},       {"callable", IS_CALLABLE},   {"odd", IS_ODD},         {"even", IS_EVEN},
-    {"upper", IS_UPPER},       {"lower", IS_LOWER},         {"eq", IS_EQ},           {"==", IS_EQ},
-    {"equalto", IS_EQ},        {"ne", IS_NE},               {"!=", IS_NE},           {"lt", IS_LT},
-    {"lessthan", IS_LT},       {"le", IS_LE},               {"gt", IS_GT},           {"greaterthan", IS_GT},
-    {"ge", IS_GE},             {"in", IS_IN},               {"sameas", IS_SAMEAS},   {"divisibleby", IS_DIVISIBLEBY},
-    {"filter", IS_FILTER},     {"test", IS_TEST},
+    {"defined", IS_DEFINED},
+    {"undefined", IS_UNDEFINED},
+    {"none", IS_NONE},
+    {"string", IS_STRING},
+    {"mapping", IS_MAPPING},
+    {"iterable", IS_ITERABLE},
+    {"sequence", IS_SEQUENCE},
+    {"number", IS_NUMBER},
+    {"integer", IS_INTEGER},
+    {"float", IS_FLOAT},
+    {"boolean", IS_BOOLEAN},
+    {"true", IS_TRUE},
+    {"false", IS_FALSE},
+    {"callable", IS_CALLABLE},
+    {"odd", IS_ODD},
+    {"even", IS_EVEN},
+    {"upper", IS_UPPER},
+    {"lower", IS_LOWER},
+    {"eq", IS_EQ},
+    {"==", IS_EQ},
+    {"equalto", IS_EQ},
+    {"ne", IS_NE},
+    {"!=", IS_NE},
+    {"lt", IS_LT},
+    {"lessthan", IS_LT},
+    {"le", IS_LE},
+    {"gt", IS_GT},
+    {"greaterthan", IS_GT},
+    {"ge", IS_GE},
+    {"in", IS_IN},
+    {"sameas", IS_SAMEAS},
+    {"divisibleby", IS_DIVISIBLEBY},
+    {"filter", IS_FILTER},
+    {"test", IS_TEST},
 };
 
 bool jinja_is_test(struct str name)
@@ -38,7 +89,8 @@ bool jinja_is_test(struct str name)
     return false;
 }
 
-static int parity(struct render *r, const struct val *v, const struct val *by, int64_t want, bool *out)
+static int parity(struct render *r, const struct val *v, const struct val *by, int64_t want,
+                  bool *out)
 {
     int64_t i, d = 2;
     if (!v_is_int(v, &i) || (by && (!v_is_int(by, &d) || d == 0)))
@@ -59,16 +111,21 @@ static int text_case(struct render *r, const struct val *v, const char *method, 
     return rc;
 }
 
-static int ordered(struct render *r, enum test t, const struct val *v, const struct val *other, bool *out)
+static int ordered(struct render *r, enum test t, const struct val *v, const struct val *other,
+                   bool *out)
 {
     int order;
     int rc = v_order(r, v, other, &order);
     if (!rc)
-        *out = t == IS_LT ? order < 0 : t == IS_LE ? order <= 0 : t == IS_GT ? order > 0 : order >= 0;
+        *out = t == IS_LT   ? order < 0
+               : t == IS_LE ? order <= 0
+               : t == IS_GT ? order > 0
+                            : order >= 0;
     return rc;
 }
 
-static int compare_test(struct render *r, enum test t, const struct val *v, const struct val *other, bool *out)
+static int compare_test(struct render *r, enum test t, const struct val *v, const struct val *other,
+                        bool *out)
 {
     if (!other)
         return jinja_fail(r, EINVAL, "this test needs an argument");
@@ -77,7 +134,9 @@ static int compare_test(struct render *r, enum test t, const struct val *v, cons
     case IS_NE: *out = !v_equal(v, other, 0); return 0;
     case IS_IN: return jinja_contains(r, other, v, out);
     case IS_SAMEAS:
-        *out = v->kind == other->kind && (v->kind == V_LIST ? v->l == other->l : v->kind == V_DICT ? v->d == other->d : v_equal(v, other, 0));
+        *out = v->kind == other->kind && (v->kind == V_LIST   ? v->l == other->l
+                                          : v->kind == V_DICT ? v->d == other->d
+                                                              : v_equal(v, other, 0));
         return 0;
     case IS_DIVISIBLEBY: return parity(r, v, other, 0, out);
     default: return ordered(r, t, v, other, out);
@@ -94,7 +153,8 @@ static bool kind_test(enum test t, const struct val *v)
     case IS_NONE: return k == V_NONE;
     case IS_STRING: return k == V_STR;
     case IS_MAPPING: return k == V_DICT;
-    case IS_ITERABLE: return k == V_STR || k == V_LIST || k == V_DICT || k == V_UNDEFINED || k == V_LOOP;
+    case IS_ITERABLE:
+        return k == V_STR || k == V_LIST || k == V_DICT || k == V_UNDEFINED || k == V_LOOP;
     case IS_SEQUENCE: return k == V_STR || k == V_LIST || k == V_DICT || k == V_UNDEFINED;
     case IS_NUMBER: return integer || k == V_FLOAT || k == V_BOOL;
     case IS_INTEGER: return integer;
@@ -106,7 +166,8 @@ static bool kind_test(enum test t, const struct val *v)
     }
 }
 
-int jinja_test(struct render *r, struct str name, const struct val *v, const struct args *a, bool *out)
+int jinja_test(struct render *r, struct str name, const struct val *v, const struct args *a,
+               bool *out)
 {
     size_t i = 0;
     while (i < sizeof tests / sizeof *tests && !str_eq_c(name, tests[i].name))
@@ -193,7 +254,8 @@ static int g_strftime(struct render *r, const struct args *a, struct val *out)
     time_t t = (time_t)(r->now_wall_ns / 1000000000u);
     struct tm tm;
     if (a->n != 1 || a->v[0].kind != V_STR || a->v[0].s.n >= sizeof format)
-        return jinja_fail(r, EINVAL, "strftime_now() needs a format of at most %zu bytes", sizeof format - 1);
+        return jinja_fail(r, EINVAL, "strftime_now() needs a format of at most %zu bytes",
+                          sizeof format - 1);
     memcpy(format, a->v[0].s.p, a->v[0].s.n);
     format[a->v[0].s.n] = 0;
     gmtime_r(&t, &tm);
@@ -240,7 +302,8 @@ static int dict_part(struct render *r, const struct vdict *d, int part, struct v
     return rc;
 }
 
-static int dict_method(struct render *r, const struct val *self, struct str name, const struct args *a, struct val *out)
+static int dict_method(struct render *r, const struct val *self, struct str name,
+                       const struct args *a, struct val *out)
 {
     struct args none = {0};
     if (str_eq_c(name, "items"))
@@ -260,7 +323,8 @@ static int dict_method(struct render *r, const struct val *self, struct str name
     return jinja_charge(r, self->d->n / 8);
 }
 
-static int list_method(struct render *r, const struct val *self, struct str name, const struct args *a, struct val *out)
+static int list_method(struct render *r, const struct val *self, struct str name,
+                       const struct args *a, struct val *out)
 {
     int64_t count = 0;
     struct args none = {0};
@@ -283,7 +347,8 @@ static int list_method(struct render *r, const struct val *self, struct str name
     return !rc && index ? jinja_fail(r, EINVAL, "the value is not in the list") : rc;
 }
 
-static int loop_method(struct render *r, struct loop *l, struct str name, const struct args *a, struct val *out)
+static int loop_method(struct render *r, struct loop *l, struct str name, const struct args *a,
+                       struct val *out)
 {
     if (str_eq_c(name, "cycle")) {
         if (a->n == 0)

@@ -29,7 +29,9 @@ int jinja_no_memory(struct render *r)
 int jinja_charge(struct render *r, size_t steps)
 {
     r->steps += steps;
-    return r->steps > r->max_steps ? jinja_fail(r, E2BIG, "rendering takes more than %zu steps", r->max_steps) : 0;
+    return r->steps > r->max_steps
+               ? jinja_fail(r, E2BIG, "rendering takes more than %zu steps", r->max_steps)
+               : 0;
 }
 
 struct val v_str(struct str s)
@@ -59,8 +61,9 @@ struct val v_undefined(struct str what)
 
 const char *v_kind_name(const struct val *v)
 {
-    static const char *const names[] = {"undefined", "None", "bool", "int", "int", "float", "str", "list", "dict",
-                                        "namespace", "loop", "macro", "function", "method"};
+    static const char *const names[] = {"undefined", "None",  "bool",     "int",   "int",
+                                        "float",     "str",   "list",     "dict",  "namespace",
+                                        "loop",      "macro", "function", "method"};
     return v->kind == V_LIST && v->l->tuple ? "tuple" : names[v->kind];
 }
 

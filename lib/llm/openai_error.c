@@ -29,7 +29,8 @@ int openai_error_set(struct openai_error *e, int status, const char *code, const
 
 int openai_error_model(struct openai_error *e, struct str model)
 {
-    openai_error_set(e, 404, "model_not_found", "model", "The model `%.*s` does not exist here; GET /v1/models lists those that do",
+    openai_error_set(e, 404, "model_not_found", "model",
+                     "The model `%.*s` does not exist here; GET /v1/models lists those that do",
                      (int)(model.n > 200 ? 200 : model.n), model.p);
     e->type = "invalid_request_error"; /* as OpenAI answers it */
     return -EINVAL;
@@ -38,12 +39,13 @@ int openai_error_model(struct openai_error *e, struct str model)
 int openai_error_context(struct openai_error *e, const char *param, uint64_t max_tokens,
                          uint64_t prompt_tokens, uint64_t completion_tokens)
 {
-    return openai_error_set(e, 400, "context_length_exceeded", param,
-                            "This model's maximum context length is %llu tokens. However, you requested %llu tokens "
-                            "(%llu in the prompt; %llu for the completion). Please reduce the length of the prompt or "
-                            "the completion.",
-                            (unsigned long long)max_tokens, (unsigned long long)(prompt_tokens + completion_tokens),
-                            (unsigned long long)prompt_tokens, (unsigned long long)completion_tokens);
+    return openai_error_set(
+        e, 400, "context_length_exceeded", param,
+        "This model's maximum context length is %llu tokens. However, you requested %llu tokens "
+        "(%llu in the prompt; %llu for the completion). Please reduce the length of the prompt or "
+        "the completion.",
+        (unsigned long long)max_tokens, (unsigned long long)(prompt_tokens + completion_tokens),
+        (unsigned long long)prompt_tokens, (unsigned long long)completion_tokens);
 }
 
 static int put_or_null(const char *name, const char *v, struct buf *out)

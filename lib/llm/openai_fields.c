@@ -7,7 +7,8 @@
 
 #define MAX_TOKEN_ID 0x7fffffff
 
-static int fail_at(struct openai_parse *p, const char *param, size_t i, const char *rest, const char *what)
+static int fail_at(struct openai_parse *p, const char *param, size_t i, const char *rest,
+                   const char *what)
 {
     char full[80];
     snprintf(full, sizeof full, "%s[%zu]%s", param, i, rest);
@@ -21,9 +22,11 @@ struct message {
     bool assistant, tool;
 };
 
-static int read_role(struct openai_parse *p, const char *param, size_t i, const struct scan_tok *v, struct message *m)
+static int read_role(struct openai_parse *p, const char *param, size_t i, const struct scan_tok *v,
+                     struct message *m)
 {
-    static const char *const roles[] = {"system", "user", "assistant", "tool", "developer", "function"};
+    static const char *const roles[] = {"system", "user",      "assistant",
+                                        "tool",   "developer", "function"};
     if (v->kind != SCAN_STRING)
         return fail_at(p, param, i, ".role", "must be a string");
     for (size_t k = 0; k < sizeof roles / sizeof *roles; k++)
@@ -46,7 +49,8 @@ static int read_part(struct openai_parse *p, const char *param, size_t i, const 
         return fail_at(p, param, i, ".content", "must hold parts that are objects");
     while ((rc = scan_member(&p->s, &key, &val)) > 0) {
         if (scan_text_is(&key, "type"))
-            text_type = val.kind == SCAN_STRING && (scan_text_is(&val, "text") || scan_text_is(&val, "refusal"));
+            text_type = val.kind == SCAN_STRING &&
+                        (scan_text_is(&val, "text") || scan_text_is(&val, "refusal"));
         else if (scan_text_is(&key, "text") || scan_text_is(&key, "refusal"))
             has_text = val.kind == SCAN_STRING;
         if (scan_skip(&p->s, &val, NULL))
@@ -55,11 +59,13 @@ static int read_part(struct openai_parse *p, const char *param, size_t i, const 
     if (rc)
         return openai_scan_failed(p);
     if (!text_type)
-        return fail_at(p, param, i, ".content", "can only have parts of type \"text\": this model reads text");
+        return fail_at(p, param, i, ".content",
+                       "can only have parts of type \"text\": this model reads text");
     return has_text ? 0 : fail_at(p, param, i, ".content", "has a text part without a text");
 }
 
-static int read_content(struct openai_parse *p, const char *param, size_t i, const struct scan_tok *v, struct message *m)
+static int read_content(struct openai_parse *p, const char *param, size_t i,
+                        const struct scan_tok *v, struct message *m)
 {
     struct scan_tok part;
     int rc;
@@ -77,8 +83,9 @@ static int read_content(struct openai_parse *p, const char *param, size_t i, con
     return rc ? openai_scan_failed(p) : 0;
 }
 
-static int read_message_member(struct openai_parse *p, const char *param, size_t i, const struct scan_tok *key,
-                               const struct scan_tok *v, struct message *m)
+static int read_message_member(struct openai_parse *p, const char *param, size_t i,
+                               const struct scan_tok *key, const struct scan_tok *v,
+                               struct message *m)
 {
     if (scan_text_is(key, "role"))
         return read_role(p, param, i, v, m);
@@ -99,7 +106,8 @@ static int read_message_member(struct openai_parse *p, const char *param, size_t
     return scan_skip(&p->s, v, NULL) ? openai_scan_failed(p) : 0;
 }
 
-static int read_message(struct openai_parse *p, const char *param, size_t i, const struct scan_tok *v)
+static int read_message(struct openai_parse *p, const char *param, size_t i,
+                        const struct scan_tok *v)
 {
     struct message m = {0};
     struct scan_tok key, val;
@@ -116,7 +124,8 @@ static int read_message(struct openai_parse *p, const char *param, size_t i, con
     if (!m.has_role)
         return fail_at(p, param, i, ".role", "is required");
     if ((!m.has_content || m.null_content) && !(m.assistant && m.has_tool_calls))
-        return fail_at(p, param, i, ".content", m.assistant ? "is required unless there are tool_calls" : "is required");
+        return fail_at(p, param, i, ".content",
+                       m.assistant ? "is required unless there are tool_calls" : "is required");
     if (m.tool && !m.has_tool_call_id)
         return fail_at(p, param, i, ".tool_call_id", "is required in a tool message");
     return 0;
@@ -131,7 +140,8 @@ int openai_read_messages(struct openai_parse *p, const char *param, const struct
         return openai_want(p, param, "an array", v);
     while ((rc = scan_element(&p->s, &item)) > 0) {
         if (n == OPENAI_MAX_MESSAGES)
-            return openai_error_set(p->e, 400, NULL, param, "'messages' can hold %d messages", OPENAI_MAX_MESSAGES);
+            return openai_error_set(p->e, 400, NULL, param, "'messages' can hold %d messages",
+                                    OPENAI_MAX_MESSAGES);
         rc = read_message(p, param, n++, &item);
         if (rc)
             return rc;
@@ -139,7 +149,8 @@ int openai_read_messages(struct openai_parse *p, const char *param, const struct
     if (rc)
         return openai_scan_failed(p);
     if (n == 0)
-        return openai_error_set(p->e, 400, NULL, param, "'messages' must hold at least one message");
+        return openai_error_set(p->e, 400, NULL, param,
+                                "'messages' must hold at least one message");
     p->r->messages = (struct str){p->s.in.p + v->at, p->s.at - v->at};
     p->r->n_messages = n;
     return 0;
@@ -152,7 +163,8 @@ struct list {
     size_t n, cap;
 };
 
-/* Room for one more element of `size` bytes in an arena-backed list (old copies stay in the arena: at most twice the end). */
+/* Room for one more element of `size` bytes in an arena-backed list (old copies stay in the arena:
+ * at most twice the end). */
 static void *push(struct openai_parse *p, struct list *l, size_t size, size_t max)
 {
     if (l->n == l->cap) {
@@ -168,17 +180,20 @@ static void *push(struct openai_parse *p, struct list *l, size_t size, size_t ma
     return (char *)l->data + size * l->n++;
 }
 
-static int get_id(struct openai_parse *p, const char *param, const struct scan_tok *v, uint32_t *out)
+static int get_id(struct openai_parse *p, const char *param, const struct scan_tok *v,
+                  uint32_t *out)
 {
     int64_t id;
     if (scan_i64(v, 0, MAX_TOKEN_ID, &id))
-        return openai_error_set(p->e, 400, NULL, param, "'%s' holds something that is not a token id", param);
+        return openai_error_set(p->e, 400, NULL, param,
+                                "'%s' holds something that is not a token id", param);
     *out = (uint32_t)id;
     return 0;
 }
 
 /* The rest of an array of ids whose first element may already be read. */
-static int read_ids(struct openai_parse *p, const char *param, const struct scan_tok *first, struct openai_prompt *out)
+static int read_ids(struct openai_parse *p, const char *param, const struct scan_tok *first,
+                    struct openai_prompt *out)
 {
     struct list l = {0};
     struct scan_tok v = {0};
@@ -200,10 +215,12 @@ static int read_ids(struct openai_parse *p, const char *param, const struct scan
     return 0;
 }
 
-static int read_one_prompt(struct openai_parse *p, const char *param, const struct scan_tok *v, struct list *l)
+static int read_one_prompt(struct openai_parse *p, const char *param, const struct scan_tok *v,
+                           struct list *l)
 {
     if (l->n == OPENAI_MAX_PROMPTS)
-        return openai_error_set(p->e, 400, NULL, param, "'%s' can hold %d prompts", param, OPENAI_MAX_PROMPTS);
+        return openai_error_set(p->e, 400, NULL, param, "'%s' can hold %d prompts", param,
+                                OPENAI_MAX_PROMPTS);
     struct openai_prompt *o = push(p, l, sizeof *o, OPENAI_MAX_PROMPTS);
     if (!o)
         return openai_no_memory(p);
@@ -226,7 +243,8 @@ static int read_prompt_array(struct openai_parse *p, const char *param, struct l
     enum scan_kind kind = v.kind;
     for (; rc > 0; rc = scan_element(&p->s, &v)) {
         if (v.kind != kind)
-            return openai_error_set(p->e, 400, NULL, param, "'%s' mixes strings and token ids", param);
+            return openai_error_set(p->e, 400, NULL, param, "'%s' mixes strings and token ids",
+                                    param);
         rc = read_one_prompt(p, param, &v, l);
         if (rc)
             return rc;
@@ -237,7 +255,8 @@ static int read_prompt_array(struct openai_parse *p, const char *param, struct l
 int openai_read_prompt(struct openai_parse *p, const char *param, const struct scan_tok *v)
 {
     struct list l = {0};
-    int rc = v->kind == SCAN_ARRAY ? read_prompt_array(p, param, &l) : read_one_prompt(p, param, v, &l);
+    int rc =
+        v->kind == SCAN_ARRAY ? read_prompt_array(p, param, &l) : read_one_prompt(p, param, v, &l);
     if (rc)
         return rc;
     if (l.n == 0)
@@ -253,14 +272,16 @@ static int add_stop(struct openai_parse *p, const char *param, const struct scan
 {
     struct openai_request *r = p->r;
     if (r->n_stop == OPENAI_MAX_STOP)
-        return openai_error_set(p->e, 400, NULL, param, "'stop' can hold %d strings", OPENAI_MAX_STOP);
+        return openai_error_set(p->e, 400, NULL, param, "'stop' can hold %d strings",
+                                OPENAI_MAX_STOP);
     if (v->kind != SCAN_STRING)
         return openai_want(p, param, "a string or an array of strings", v);
     struct str *s = &r->stop[r->n_stop];
     if (scan_text(v, p->a, s))
         return openai_no_memory(p);
     if (s->n == 0 || s->n > OPENAI_MAX_STOP_BYTES)
-        return openai_error_set(p->e, 400, NULL, param, "a stop string must have 1 to %d bytes", OPENAI_MAX_STOP_BYTES);
+        return openai_error_set(p->e, 400, NULL, param, "a stop string must have 1 to %d bytes",
+                                OPENAI_MAX_STOP_BYTES);
     r->n_stop++;
     return 0;
 }
@@ -287,7 +308,8 @@ int openai_read_stop_ids(struct openai_parse *p, const char *param, const struct
         return openai_want(p, param, "an array of token ids", v);
     while ((rc = scan_element(&p->s, &item)) > 0) {
         if (p->r->n_stop_ids == OPENAI_MAX_STOP)
-            return openai_error_set(p->e, 400, NULL, param, "'%s' can hold %d ids", param, OPENAI_MAX_STOP);
+            return openai_error_set(p->e, 400, NULL, param, "'%s' can hold %d ids", param,
+                                    OPENAI_MAX_STOP);
         rc = get_id(p, param, &item, &p->r->stop_ids[p->r->n_stop_ids]);
         if (rc)
             return rc;
@@ -304,18 +326,21 @@ static int by_id(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-static int read_bias(struct openai_parse *p, const char *param, const struct scan_tok *key, const struct scan_tok *v,
-                     struct list *l)
+static int read_bias(struct openai_parse *p, const char *param, const struct scan_tok *key,
+                     const struct scan_tok *v, struct list *l)
 {
     uint64_t id;
     double bias;
     if (key->escaped || str_to_u64(key->text, 0, MAX_TOKEN_ID, &id))
-        return openai_error_set(p->e, 400, NULL, param, "'logit_bias' must map token ids to numbers");
+        return openai_error_set(p->e, 400, NULL, param,
+                                "'logit_bias' must map token ids to numbers");
     if (scan_f64(v, -100, 100, &bias))
-        return openai_error_set(p->e, 400, NULL, param, "'logit_bias' values must be numbers between -100 and 100");
+        return openai_error_set(p->e, 400, NULL, param,
+                                "'logit_bias' values must be numbers between -100 and 100");
     struct openai_bias *b = push(p, l, sizeof *b, OPENAI_MAX_LOGIT_BIAS);
     if (!b)
-        return openai_error_set(p->e, 400, NULL, param, "'logit_bias' can hold %d ids", OPENAI_MAX_LOGIT_BIAS);
+        return openai_error_set(p->e, 400, NULL, param, "'logit_bias' can hold %d ids",
+                                OPENAI_MAX_LOGIT_BIAS);
     *b = (struct openai_bias){(uint32_t)id, (float)bias};
     return 0;
 }
@@ -339,7 +364,8 @@ int openai_read_logit_bias(struct openai_parse *p, const char *param, const stru
         qsort(b, l.n, sizeof *b, by_id);
     for (size_t i = 1; i < l.n; i++)
         if (b[i].id == b[i - 1].id)
-            return openai_error_set(p->e, 400, NULL, param, "'logit_bias' holds the id %u twice", b[i].id);
+            return openai_error_set(p->e, 400, NULL, param, "'logit_bias' holds the id %u twice",
+                                    b[i].id);
     p->r->logit_bias = b;
     p->r->n_logit_bias = l.n;
     return 0;
@@ -383,7 +409,8 @@ int openai_read_response_format(struct openai_parse *p, const char *param, const
         return openai_scan_failed(p);
     return text ? 0
                 : openai_error_set(p->e, 400, "unsupported_parameter", param,
-                                   "'response_format' can be {\"type\":\"text\"} only: constrained output is not supported");
+                                   "'response_format' can be {\"type\":\"text\"} only: constrained "
+                                   "output is not supported");
 }
 
 static int check_tool(struct openai_parse *p, const char *param, size_t i, const struct scan_tok *v)

@@ -1,5 +1,5 @@
-/* openai_impl.h: the state of one request's parse, shared by openai_parse.c (members and defaults) and openai_fields.c (the
- * values with an inside). Internal to lib/llm. */
+/* openai_impl.h: the state of one request's parse, shared by openai_parse.c (members and defaults)
+ * and openai_fields.c (the values with an inside). Internal to lib/llm. */
 #pragma once
 #include "lib/json/scan.h"
 #include "lib/llm/openai.h"
@@ -13,7 +13,8 @@ struct openai_parse {
     bool no_tools, has_stream_options, has_top_logprobs, has_generation_prompt;
 };
 
-int openai_want(struct openai_parse *p, const char *param, const char *what, const struct scan_tok *v);
+int openai_want(struct openai_parse *p, const char *param, const char *what,
+                const struct scan_tok *v);
 int openai_scan_failed(struct openai_parse *p);
 int openai_no_memory(struct openai_parse *p);
 
@@ -24,5 +25,6 @@ int openai_read_stop(struct openai_parse *p, const char *param, const struct sca
 int openai_read_stop_ids(struct openai_parse *p, const char *param, const struct scan_tok *v);
 int openai_read_logit_bias(struct openai_parse *p, const char *param, const struct scan_tok *v);
 int openai_read_stream_options(struct openai_parse *p, const char *param, const struct scan_tok *v);
-int openai_read_response_format(struct openai_parse *p, const char *param, const struct scan_tok *v);
+int openai_read_response_format(struct openai_parse *p, const char *param,
+                                const struct scan_tok *v);
 int openai_read_tools(struct openai_parse *p, const char *param, const struct scan_tok *v);

@@ -1,4 +1,5 @@
-/* Request bodies: a table of members per API; each has one function that reads and checks its value. */
+/* Request bodies: a table of members per API; each has one function that reads and checks its
+ * value. */
 #include "lib/llm/openai_impl.h"
 
 #include <errno.h>
@@ -24,21 +25,25 @@ static const char *kind_name(enum scan_kind k)
     }
 }
 
-int openai_want(struct openai_parse *p, const char *param, const char *what, const struct scan_tok *v)
+int openai_want(struct openai_parse *p, const char *param, const char *what,
+                const struct scan_tok *v)
 {
-    return openai_error_set(p->e, 400, NULL, param, "'%s' must be %s, not %s", param, what, kind_name(v->kind));
+    return openai_error_set(p->e, 400, NULL, param, "'%s' must be %s, not %s", param, what,
+                            kind_name(v->kind));
 }
 
 int openai_scan_failed(struct openai_parse *p)
 {
     struct err e = {0};
     scan_why(&p->s, &e);
-    return openai_error_set(p->e, 400, "invalid_json", NULL, "The body is not valid JSON: %s", e.msg);
+    return openai_error_set(p->e, 400, "invalid_json", NULL, "The body is not valid JSON: %s",
+                            e.msg);
 }
 
 int openai_no_memory(struct openai_parse *p)
 {
-    return openai_error_set(p->e, 413, "request_too_large", NULL, "The request needs more memory than one may use");
+    return openai_error_set(p->e, 413, "request_too_large", NULL,
+                            "The request needs more memory than one may use");
 }
 
 static int get_bool(struct openai_parse *p, const char *param, const struct scan_tok *v, bool *out)
@@ -49,8 +54,8 @@ static int get_bool(struct openai_parse *p, const char *param, const struct scan
     return 0;
 }
 
-static int get_int(struct openai_parse *p, const char *param, const struct scan_tok *v, int64_t min, int64_t max,
-                   int64_t *out)
+static int get_int(struct openai_parse *p, const char *param, const struct scan_tok *v, int64_t min,
+                   int64_t max, int64_t *out)
 {
     int rc = scan_i64(v, min, max, out);
     if (rc == -EINVAL)
@@ -61,8 +66,8 @@ static int get_int(struct openai_parse *p, const char *param, const struct scan_
     return 0;
 }
 
-static int get_u32(struct openai_parse *p, const char *param, const struct scan_tok *v, int64_t min, int64_t max,
-                   uint32_t *out)
+static int get_u32(struct openai_parse *p, const char *param, const struct scan_tok *v, int64_t min,
+                   int64_t max, uint32_t *out)
 {
     int64_t i;
     int rc = get_int(p, param, v, min, max, &i);
@@ -71,20 +76,22 @@ static int get_u32(struct openai_parse *p, const char *param, const struct scan_
     return rc;
 }
 
-static int get_float(struct openai_parse *p, const char *param, const struct scan_tok *v, double min, double max,
-                     float *out)
+static int get_float(struct openai_parse *p, const char *param, const struct scan_tok *v,
+                     double min, double max, float *out)
 {
     double d;
     int rc = scan_f64(v, min, max, &d);
     if (rc == -EINVAL)
         return openai_want(p, param, "a number", v);
     if (rc)
-        return openai_error_set(p->e, 400, NULL, param, "'%s' must be between %g and %g", param, min, max);
+        return openai_error_set(p->e, 400, NULL, param, "'%s' must be between %g and %g", param,
+                                min, max);
     *out = (float)d;
     return 0;
 }
 
-static int get_string(struct openai_parse *p, const char *param, const struct scan_tok *v, struct str *out)
+static int get_string(struct openai_parse *p, const char *param, const struct scan_tok *v,
+                      struct str *out)
 {
     if (v->kind != SCAN_STRING)
         return openai_want(p, param, "a string", v);
@@ -93,7 +100,8 @@ static int get_string(struct openai_parse *p, const char *param, const struct sc
 
 /* ---- members ---- */
 
-#define MEMBER(name) static int name(struct openai_parse *p, const char *param, const struct scan_tok *v)
+#define MEMBER(name)                                                                               \
+    static int name(struct openai_parse *p, const char *param, const struct scan_tok *v)
 
 MEMBER(m_model)
 {
@@ -117,7 +125,9 @@ MEMBER(m_max_tokens)
     if (rc)
         return rc;
     if (p->r->has_max_tokens && p->r->max_tokens != n)
-        return openai_error_set(p->e, 400, NULL, param, "'max_tokens' and 'max_completion_tokens' differ: give one of them");
+        return openai_error_set(
+            p->e, 400, NULL, param,
+            "'max_tokens' and 'max_completion_tokens' differ: give one of them");
     p->r->has_max_tokens = true;
     p->r->max_tokens = n;
     return 0;
@@ -161,7 +171,8 @@ MEMBER(m_repetition)
 {
     int rc = get_float(p, param, v, 0, 10, &p->r->repetition_penalty);
     if (!rc && !(p->r->repetition_penalty > 0))
-        return openai_error_set(p->e, 400, NULL, param, "'repetition_penalty' must be above 0 and at most 10");
+        return openai_error_set(p->e, 400, NULL, param,
+                                "'repetition_penalty' must be above 0 and at most 10");
     return rc;
 }
 MEMBER(m_n)
@@ -235,7 +246,8 @@ MEMBER(m_user)
 MEMBER(m_suffix)
 {
     (void)v;
-    return openai_error_set(p->e, 400, "unsupported_parameter", param, "'suffix' (insertion) is not supported");
+    return openai_error_set(p->e, 400, "unsupported_parameter", param,
+                            "'suffix' (insertion) is not supported");
 }
 MEMBER(m_response_format)
 {
@@ -250,8 +262,9 @@ MEMBER(m_tool_choice)
     if (v->kind == SCAN_STRING && scan_text_is(v, "none"))
         p->no_tools = true;
     else if (!(v->kind == SCAN_STRING && scan_text_is(v, "auto")))
-        return openai_error_set(p->e, 400, "unsupported_parameter", param,
-                                "'tool_choice' can be \"auto\" or \"none\": forcing a call is not supported");
+        return openai_error_set(
+            p->e, 400, "unsupported_parameter", param,
+            "'tool_choice' can be \"auto\" or \"none\": forcing a call is not supported");
     return 0;
 }
 MEMBER(m_template_kwargs)
@@ -292,7 +305,8 @@ MEMBER(m_include_stop)
 MEMBER(m_audio)
 {
     (void)v;
-    return openai_error_set(p->e, 400, "unsupported_parameter", param, "'%s' is not supported: this model writes text", param);
+    return openai_error_set(p->e, 400, "unsupported_parameter", param,
+                            "'%s' is not supported: this model writes text", param);
 }
 MEMBER(m_modalities)
 {
@@ -302,7 +316,8 @@ MEMBER(m_modalities)
         return openai_want(p, param, "an array", v);
     while ((rc = scan_element(&p->s, &item)) > 0)
         if (item.kind != SCAN_STRING || !scan_text_is(&item, "text"))
-            return openai_error_set(p->e, 400, "unsupported_parameter", param, "'modalities' can hold \"text\" only");
+            return openai_error_set(p->e, 400, "unsupported_parameter", param,
+                                    "'modalities' can hold \"text\" only");
     return rc ? openai_scan_failed(p) : 0;
 }
 
@@ -401,25 +416,34 @@ static int check_together(struct openai_parse *p)
     if (r->api == OPENAI_COMPLETIONS && !r->n_prompts)
         return openai_error_set(e, 400, NULL, "prompt", "'prompt' is required");
     if (r->api == OPENAI_TOKENIZE && !r->n_prompts == !r->messages.n)
-        return openai_error_set(e, 400, NULL, "prompt", "one of 'prompt' and 'messages' is required");
+        return openai_error_set(e, 400, NULL, "prompt",
+                                "one of 'prompt' and 'messages' is required");
     if (r->api == OPENAI_DETOKENIZE && (!r->n_prompts || !r->prompts[0].is_ids))
-        return openai_error_set(e, 400, NULL, "tokens", "'tokens' (an array of token ids) is required");
+        return openai_error_set(e, 400, NULL, "tokens",
+                                "'tokens' (an array of token ids) is required");
     if (p->best_of && p->best_of != r->n)
-        return openai_error_set(e, 400, "unsupported_parameter", "best_of", "'best_of' must equal 'n'");
+        return openai_error_set(e, 400, "unsupported_parameter", "best_of",
+                                "'best_of' must equal 'n'");
     if (p->has_stream_options && !r->stream)
-        return openai_error_set(e, 400, NULL, "stream_options", "'stream_options' is only allowed when 'stream' is true");
+        return openai_error_set(e, 400, NULL, "stream_options",
+                                "'stream_options' is only allowed when 'stream' is true");
     if (p->has_top_logprobs && !r->logprobs && r->top_logprobs)
-        return openai_error_set(e, 400, NULL, "top_logprobs", "'logprobs' must be true when 'top_logprobs' is given");
+        return openai_error_set(e, 400, NULL, "top_logprobs",
+                                "'logprobs' must be true when 'top_logprobs' is given");
     if (r->has_max_tokens && r->max_tokens == 0 && !r->echo)
         return openai_error_set(e, 400, NULL, "max_tokens", "'max_tokens' must be at least 1%s",
                                 r->api == OPENAI_COMPLETIONS ? " (0 only with 'echo')" : "");
     if (r->has_max_tokens && r->min_tokens > r->max_tokens)
-        return openai_error_set(e, 400, NULL, "min_tokens", "'min_tokens' must not exceed 'max_tokens'");
+        return openai_error_set(e, 400, NULL, "min_tokens",
+                                "'min_tokens' must not exceed 'max_tokens'");
     if (r->n_prompts * r->n > OPENAI_MAX_PROMPTS)
-        return openai_error_set(e, 400, NULL, "n", "at most %d choices a request (prompts times 'n')", OPENAI_MAX_PROMPTS);
+        return openai_error_set(e, 400, NULL, "n",
+                                "at most %d choices a request (prompts times 'n')",
+                                OPENAI_MAX_PROMPTS);
     if (r->continue_final_message && p->has_generation_prompt && r->add_generation_prompt)
-        return openai_error_set(e, 400, NULL, "continue_final_message",
-                                "'continue_final_message' and 'add_generation_prompt' exclude each other");
+        return openai_error_set(
+            e, 400, NULL, "continue_final_message",
+            "'continue_final_message' and 'add_generation_prompt' exclude each other");
     return 0;
 }
 
@@ -442,14 +466,16 @@ int openai_parse(enum openai_api api, struct str body, const struct openai_limit
                  struct arena *a, struct openai_request *out, struct openai_error *e)
 {
     struct openai_request r = {.api = api};
-    struct openai_parse p = {.a = a, .r = &r, .e = e, .max_n = OPENAI_MAX_N, .max_logprobs = OPENAI_MAX_TOP_LOGPROBS};
+    struct openai_parse p = {
+        .a = a, .r = &r, .e = e, .max_n = OPENAI_MAX_N, .max_logprobs = OPENAI_MAX_TOP_LOGPROBS};
     if (limits && limits->max_n)
         p.max_n = limits->max_n;
     if (limits && limits->max_logprobs)
         p.max_logprobs = limits->max_logprobs;
     if (body.n > OPENAI_MAX_BODY)
-        return openai_error_set(e, 413, "request_too_large", NULL, "The body of %zu bytes is larger than the limit of %u",
-                                body.n, OPENAI_MAX_BODY);
+        return openai_error_set(e, 413, "request_too_large", NULL,
+                                "The body of %zu bytes is larger than the limit of %u", body.n,
+                                OPENAI_MAX_BODY);
     defaults(&p);
     scan_init(&p.s, body, MAX_BODY_DEPTH);
     int rc = read_members(&p);

@@ -1,4 +1,5 @@
-/* Responses as compact JSON. Each writer stops at the first failure; on failure the buffer is as it was. */
+/* Responses as compact JSON. Each writer stops at the first failure; on failure the buffer is as it
+ * was. */
 #include "lib/llm/openai.h"
 #include "lib/llm/utf8.h"
 
@@ -41,12 +42,14 @@ static const char *finish_name(enum openai_finish f)
 
 static int write_head(const struct openai_head *h, bool chunk, struct buf *out)
 {
-    const char *object = h->api == OPENAI_CHAT ? chunk ? "chat.completion.chunk" : "chat.completion" : "text_completion";
+    const char *object = h->api == OPENAI_CHAT ? chunk ? "chat.completion.chunk" : "chat.completion"
+                                               : "text_completion";
     int rc = buf_cstr(out, "{\"id\":");
     if (!rc)
         rc = buf_json_str(out, str_c(h->id));
     if (!rc)
-        rc = buf_printf(out, ",\"object\":\"%s\",\"created\":%llu,\"model\":", object, (unsigned long long)h->created);
+        rc = buf_printf(out, ",\"object\":\"%s\",\"created\":%llu,\"model\":", object,
+                        (unsigned long long)h->created);
     if (!rc)
         rc = buf_json_str(out, h->model);
     return rc ? rc : buf_cstr(out, ",\"choices\":[");
@@ -54,16 +57,19 @@ static int write_head(const struct openai_head *h, bool chunk, struct buf *out)
 
 static int write_usage(const struct openai_usage *u, struct buf *out)
 {
-    return buf_printf(out,
-                      "\"usage\":{\"prompt_tokens\":%llu,\"completion_tokens\":%llu,\"total_tokens\":%llu,"
-                      "\"prompt_tokens_details\":{\"cached_tokens\":%llu}}",
-                      (unsigned long long)u->prompt_tokens, (unsigned long long)u->completion_tokens,
-                      (unsigned long long)(u->prompt_tokens + u->completion_tokens), (unsigned long long)u->cached_tokens);
+    return buf_printf(
+        out,
+        "\"usage\":{\"prompt_tokens\":%llu,\"completion_tokens\":%llu,\"total_tokens\":%llu,"
+        "\"prompt_tokens_details\":{\"cached_tokens\":%llu}}",
+        (unsigned long long)u->prompt_tokens, (unsigned long long)u->completion_tokens,
+        (unsigned long long)(u->prompt_tokens + u->completion_tokens),
+        (unsigned long long)u->cached_tokens);
 }
 
 /* ---- log probabilities ---- */
 
-/* A token as text. Bytes that are no UTF-8 by themselves are written as "bytes:\xe2\x82" so that they stay apart. */
+/* A token as text. Bytes that are no UTF-8 by themselves are written as "bytes:\xe2\x82" so that
+ * they stay apart. */
 static int write_token(const struct openai_alt *t, bool as_ids, struct buf *out)
 {
     if (as_ids)
@@ -164,8 +170,8 @@ static int completion_item(const struct openai_logprobs *l, size_t i, int list, 
 
 static int completion_logprobs(const struct openai_logprobs *l, struct buf *out)
 {
-    static const char *const lists[] = {"{\"tokens\":[", "],\"token_logprobs\":[", "],\"top_logprobs\":[",
-                                        "],\"text_offset\":["};
+    static const char *const lists[] = {"{\"tokens\":[", "],\"token_logprobs\":[",
+                                        "],\"top_logprobs\":[", "],\"text_offset\":["};
     int rc = 0;
     for (int list = 0; list < 4 && !rc; list++) {
         rc = buf_cstr(out, lists[list]);
@@ -197,8 +203,8 @@ static int write_chat_text(const struct openai_choice *c, bool chunk, bool first
     return rc ? rc : buf_cstr(out, "}");
 }
 
-static int write_choice(const struct openai_head *h, const struct openai_choice *c, bool chunk, bool first,
-                        struct buf *out)
+static int write_choice(const struct openai_head *h, const struct openai_choice *c, bool chunk,
+                        bool first, struct buf *out)
 {
     int rc = buf_printf(out, "{\"index\":%u,", c->index);
     if (!rc && h->api == OPENAI_CHAT) {
@@ -213,7 +219,8 @@ static int write_choice(const struct openai_head *h, const struct openai_choice 
     if (!rc && !c->logprobs)
         rc = buf_cstr(out, "null");
     else if (!rc)
-        rc = h->api == OPENAI_CHAT ? chat_logprobs(c->logprobs, out) : completion_logprobs(c->logprobs, out);
+        rc = h->api == OPENAI_CHAT ? chat_logprobs(c->logprobs, out)
+                                   : completion_logprobs(c->logprobs, out);
     if (!rc)
         rc = buf_printf(out, ",\"finish_reason\":%s", finish_name(c->finish));
     if (!rc && c->stop_reason_text) {
@@ -224,8 +231,8 @@ static int write_choice(const struct openai_head *h, const struct openai_choice 
     return rc ? rc : buf_cstr(out, "}");
 }
 
-int openai_write_response(const struct openai_head *h, const struct openai_choice *choices, size_t n,
-                          const struct openai_usage *usage, struct buf *out)
+int openai_write_response(const struct openai_head *h, const struct openai_choice *choices,
+                          size_t n, const struct openai_usage *usage, struct buf *out)
 {
     size_t start = out->n;
     int rc = write_head(h, false, out);
@@ -272,7 +279,8 @@ int openai_write_model(const struct openai_model *m, struct buf *out)
     if (!rc)
         rc = buf_json_str(out, m->id);
     if (!rc)
-        rc = buf_printf(out, ",\"object\":\"model\",\"created\":%llu,\"owned_by\":", (unsigned long long)m->created);
+        rc = buf_printf(out, ",\"object\":\"model\",\"created\":%llu,\"owned_by\":",
+                        (unsigned long long)m->created);
     if (!rc)
         rc = buf_json_str(out, m->owned_by);
     if (!rc && m->max_model_len)
@@ -292,11 +300,12 @@ int openai_write_models(const struct openai_model *m, size_t n, struct buf *out)
     return undo(out, start, rc ? rc : buf_cstr(out, "]}"));
 }
 
-int openai_write_tokens(const uint32_t *ids, size_t n, uint64_t max_model_len, const struct str *strs,
-                        struct buf *out)
+int openai_write_tokens(const uint32_t *ids, size_t n, uint64_t max_model_len,
+                        const struct str *strs, struct buf *out)
 {
     size_t start = out->n;
-    int rc = buf_printf(out, "{\"count\":%zu,\"max_model_len\":%llu,\"tokens\":[", n, (unsigned long long)max_model_len);
+    int rc = buf_printf(out, "{\"count\":%zu,\"max_model_len\":%llu,\"tokens\":[", n,
+                        (unsigned long long)max_model_len);
     for (size_t i = 0; i < n && !rc; i++)
         rc = buf_printf(out, i ? ",%u" : "%u", ids[i]);
     if (!rc)

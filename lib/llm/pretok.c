@@ -9,15 +9,17 @@
 #include <pcre2.h>
 #include <stdlib.h>
 
-const char pretok_gpt2[] = "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
+const char pretok_gpt2[] =
+    "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
 
 #define SPACE_SET "\\t-\\r\\x{85}\\p{Z}"
-
 
 /* "\p{L}" at p: its name and length, or 0. */
 static size_t property_at(const char *p, size_t n, struct str *name)
 {
-    const char *end = n > 4 && p[0] == '\\' && (p[1] == 'p' || p[1] == 'P') && p[2] == '{' ? memchr(p, '}', n) : NULL;
+    const char *end = n > 4 && p[0] == '\\' && (p[1] == 'p' || p[1] == 'P') && p[2] == '{'
+                          ? memchr(p, '}', n)
+                          : NULL;
     if (!end)
         return 0;
     *name = (struct str){p + 3, (size_t)(end - p) - 3};
@@ -55,7 +57,8 @@ static int spell_escape(struct str at, bool in_set, size_t *used, struct buf *ou
     return buf_append(out, at.p, 2);
 }
 
-/* Classes spelled out as Hugging Face's regex engine means them: \s as White_Space, \p{..} by newer tables. */
+/* Classes spelled out as Hugging Face's regex engine means them: \s as White_Space, \p{..} by newer
+ * tables. */
 static int spell_classes(struct str pattern, struct buf *out)
 {
     bool in_set = false;
@@ -95,7 +98,8 @@ int pretok_add_regex(struct pretok *p, struct str pattern, enum pretok_behavior 
     int rc = spell_classes(pattern, &text), code;
     PCRE2_SIZE at = 0;
     if (rc || pattern.n > PRETOK_MAX_PATTERN) {
-        rc = err_set(e, E2BIG, "the pre-tokenizer's pattern is longer than %d bytes", PRETOK_MAX_PATTERN);
+        rc = err_set(e, E2BIG, "the pre-tokenizer's pattern is longer than %d bytes",
+                     PRETOK_MAX_PATTERN);
         goto out;
     }
     pcre2_code *re = pcre2_compile((PCRE2_SPTR)buf_view(&text).p, text.n, PCRE2_UTF | PCRE2_UCP,
@@ -103,8 +107,8 @@ int pretok_add_regex(struct pretok *p, struct str pattern, enum pretok_behavior 
     if (!re) {
         PCRE2_UCHAR msg[128] = "";
         pcre2_get_error_message(code, msg, sizeof msg);
-        rc = err_set(e, EINVAL, "the pre-tokenizer's pattern can't be used: %s at byte %zu", (char *)msg,
-                     (size_t)at);
+        rc = err_set(e, EINVAL, "the pre-tokenizer's pattern can't be used: %s at byte %zu",
+                     (char *)msg, (size_t)at);
         goto out;
     }
     (void)pcre2_jit_compile(re, PCRE2_JIT_COMPLETE); /* without JIT it is only slower */
@@ -213,8 +217,8 @@ static int find_digits(const struct pretok_stage *st, struct str text, size_t fr
 static int find_literal(const struct pretok_stage *st, struct str text, size_t from, size_t *start,
                         size_t *end)
 {
-    const char *hit = from < text.n ? memmem(text.p + from, text.n - from, st->literal, st->n_literal)
-                                    : NULL;
+    const char *hit =
+        from < text.n ? memmem(text.p + from, text.n - from, st->literal, st->n_literal) : NULL;
     if (!hit)
         return 0;
     *start = (size_t)(hit - text.p);
@@ -230,7 +234,8 @@ struct run {
 };
 static int run_stage(const struct run *r, size_t i, struct str text);
 
-/* What a stage does with one piece after another: `held` is the piece that a merging behaviour may still extend. */
+/* What a stage does with one piece after another: `held` is the piece that a merging behaviour may
+ * still extend. */
 struct pieces {
     const struct run *r;
     size_t stage;
@@ -255,9 +260,10 @@ static int piece(struct pieces *q, struct str s, bool match)
         return run_stage(q->r, q->stage + 1, s);
     if (q->behavior == PRETOK_REMOVED)
         return 0;
-    bool joins = q->has_held && ((q->behavior == PRETOK_MERGE_PREVIOUS && match && !q->held_match) ||
-                                 (q->behavior == PRETOK_MERGE_NEXT && !match && q->held_match) ||
-                                 (q->behavior == PRETOK_CONTIGUOUS && match == q->held_match));
+    bool joins =
+        q->has_held && ((q->behavior == PRETOK_MERGE_PREVIOUS && match && !q->held_match) ||
+                        (q->behavior == PRETOK_MERGE_NEXT && !match && q->held_match) ||
+                        (q->behavior == PRETOK_CONTIGUOUS && match == q->held_match));
     if (joins) {
         q->held.n += s.n;
         q->held_match = match;
@@ -270,7 +276,8 @@ static int piece(struct pieces *q, struct str s, bool match)
     return rc;
 }
 
-static int find(const struct run *r, size_t i, struct str text, size_t from, size_t *start, size_t *end)
+static int find(const struct run *r, size_t i, struct str text, size_t from, size_t *start,
+                size_t *end)
 {
     const struct pretok_stage *st = &r->p->stage[i];
     if (st->kind == PRETOK_REGEX)

@@ -4,19 +4,23 @@
 #include <errno.h>
 
 #define CONTRACTIONS "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-#define UPPER "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]"
-#define LOWER "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]"
-#define SPACES "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
-#define PREFIX "[^\\r\\n\\p{L}\\p{N}]?"
+#define UPPER        "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]"
+#define LOWER        "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]"
+#define SPACES       "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+#define PREFIX       "[^\\r\\n\\p{L}\\p{N}]?"
 
-static const char llama3[] = CONTRACTIONS "|" PREFIX "\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|" SPACES;
-static const char qwen2[] = CONTRACTIONS "|" PREFIX "\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|" SPACES;
+static const char llama3[] =
+    CONTRACTIONS "|" PREFIX "\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|" SPACES;
+static const char qwen2[] =
+    CONTRACTIONS "|" PREFIX "\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|" SPACES;
 static const char tekken[] = PREFIX UPPER "*" LOWER "+|" PREFIX UPPER "+" LOWER
-                                    "*|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|" SPACES;
-static const char gpt4o[] = PREFIX UPPER "*" LOWER "+" CONTRACTIONS "?|" PREFIX UPPER "+" LOWER
-                                   "*" CONTRACTIONS "?|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|" SPACES;
+                                          "*|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|" SPACES;
+static const char gpt4o[] =
+    PREFIX UPPER "*" LOWER "+" CONTRACTIONS "?|" PREFIX UPPER "+" LOWER "*" CONTRACTIONS
+                 "?|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|" SPACES;
 static const char deepseek3_words[] =
-    "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\\r\\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+|"
+    "[!\"#$%&'()*+,\\-./"
+    ":;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\\r\\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+|"
     " ?[\\p{P}\\p{S}]+[\\r\\n]*|" SPACES;
 
 struct named {
@@ -45,10 +49,15 @@ static const struct named names[] = {
     {"tekken", {tekken}, false, false, true},
     {"gpt-4o", {gpt4o}, false, false, false},
     {"llama4", {gpt4o}, false, false, false},
-    {"deepseek-v3", {"\\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+", deepseek3_words}, false, false, false},
+    {"deepseek-v3",
+     {"\\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+", deepseek3_words},
+     false,
+     false,
+     false},
 };
 
-int pretok_add_named(struct pretok *p, struct str name, bool *nfc, bool *ignore_merges, struct err *e)
+int pretok_add_named(struct pretok *p, struct str name, bool *nfc, bool *ignore_merges,
+                     struct err *e)
 {
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         const struct named *w = &names[i];
@@ -61,8 +70,9 @@ int pretok_add_named(struct pretok *p, struct str name, bool *nfc, bool *ignore_
         *ignore_merges = w->ignore_merges;
         return rc;
     }
-    return err_set(e, ENOENT,
-                   "the pre-tokenizer \"%.*s\" (tokenizer.ggml.pre) is not supported; use the model's "
-                   "tokenizer.json instead",
-                   (int)(name.n > 64 ? 64 : name.n), name.p);
+    return err_set(
+        e, ENOENT,
+        "the pre-tokenizer \"%.*s\" (tokenizer.ggml.pre) is not supported; use the model's "
+        "tokenizer.json instead",
+        (int)(name.n > 64 ? 64 : name.n), name.p);
 }

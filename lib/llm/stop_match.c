@@ -1,5 +1,6 @@
-/* Stop strings over streamed text. Held text is at most one byte shorter than the longest stop string, so plain comparison
- * at each position is as fast as an automaton for what stop strings are. */
+/* Stop strings over streamed text. Held text is at most one byte shorter than the longest stop
+ * string, so plain comparison at each position is as fast as an automaton for what stop strings
+ * are. */
 #include "lib/llm/openai.h"
 
 #include <errno.h>
@@ -10,7 +11,8 @@ int stop_match_init(struct stop_match *m, const struct str *stop, size_t n, bool
     size_t longest = 0;
     for (size_t i = 0; i < n; i++)
         longest = stop[i].n > longest ? stop[i].n : longest;
-    *m = (struct stop_match){.stop = stop, .n = n, .include = include, .matched = -1, .cap = longest};
+    *m = (struct stop_match){
+        .stop = stop, .n = n, .include = include, .matched = -1, .cap = longest};
     m->held = n ? arena_alloc(a, longest + 1) : NULL;
     return n && !m->held ? -ENOMEM : 0;
 }
@@ -21,7 +23,8 @@ static char at(const struct stop_match *m, struct str s, size_t i)
     return i < m->n_held ? m->held[i] : s.p[i - m->n_held];
 }
 
-/* How much of stop string k stands at i: its whole length, or less when the text ends in the middle; 0 when it differs. */
+/* How much of stop string k stands at i: its whole length, or less when the text ends in the
+ * middle; 0 when it differs. */
 static size_t common(const struct stop_match *m, struct str s, size_t i, size_t k)
 {
     size_t total = m->n_held + s.n, n = 0;
@@ -53,7 +56,8 @@ static void hold(struct stop_match *m, struct str s, size_t i)
     m->n_held = n;
 }
 
-/* The shortest stop string that stands whole at i (0: none), and whether one may still be completed there. */
+/* The shortest stop string that stands whole at i (0: none), and whether one may still be completed
+ * there. */
 static size_t whole_at(struct stop_match *m, struct str text, size_t i, bool *partial)
 {
     size_t best = 0;

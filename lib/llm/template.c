@@ -7,9 +7,9 @@
 #include <stdlib.h>
 
 #define COMPILE_FACTOR 256 /* bytes of tree a byte of source may take */
-#define DEFAULT_STEPS 20000000
-#define BASE_MEMORY (64u << 20)
-#define MAX_OUTPUT (256u << 20)
+#define DEFAULT_STEPS  20000000
+#define BASE_MEMORY    (64u << 20)
+#define MAX_OUTPUT     (256u << 20)
 
 const char chat_template_missing[] =
     "this model has no chat template; use /v1/completions or set model.chatTemplate";
@@ -34,7 +34,8 @@ static bool loops_over_content(const struct nodes *body, int depth)
         const struct node *n = body->v[i];
         if (n->kind == N_FOR && names_content(n->b))
             return true;
-        if (n->kind >= N_TEXT && (loops_over_content(&n->body, depth + 1) || loops_over_content(&n->otherwise, depth + 1)))
+        if (n->kind >= N_TEXT && (loops_over_content(&n->body, depth + 1) ||
+                                  loops_over_content(&n->otherwise, depth + 1)))
             return true;
     }
     return false;
@@ -43,7 +44,8 @@ static bool loops_over_content(const struct nodes *body, int depth)
 int chat_template_new(struct str source, struct chat_template **out, struct err *e)
 {
     if (source.n > CHAT_TEMPLATE_MAX_BYTES)
-        return err_set(e, E2BIG, "a chat template of %zu bytes is larger than the limit of %u", source.n, CHAT_TEMPLATE_MAX_BYTES);
+        return err_set(e, E2BIG, "a chat template of %zu bytes is larger than the limit of %u",
+                       source.n, CHAT_TEMPLATE_MAX_BYTES);
     struct chat_template *t = xcalloc(1, sizeof *t);
     struct buf repaired;
     arena_init(&t->a, (source.n + 4096) * COMPILE_FACTOR);
@@ -107,7 +109,8 @@ static int join_parts(struct render *r, struct val *content)
     return jinja_no_memory(r);
 }
 
-/* Clients send a call's arguments as JSON text; templates expect the object. Other text stays as it is. */
+/* Clients send a call's arguments as JSON text; templates expect the object. Other text stays as it
+ * is. */
 static int parse_arguments(struct render *r, struct val *calls)
 {
     for (size_t i = 0; calls && calls->kind == V_LIST && i < calls->l->n; i++) {
@@ -161,13 +164,14 @@ static int bind_extra(struct render *r, struct str json)
     return rc;
 }
 
-/* continue_final_message: a mark is put behind the last message's text; the rendered text ends where the mark stands. Its
- * space shows whether the template trims. */
+/* continue_final_message: a mark is put behind the last message's text; the rendered text ends
+ * where the mark stands. Its space shows whether the template trims. */
 #define CONTINUE_MARK "CONTINUE_FINAL_MESSAGE_TAG "
 
 static int mark_final(struct render *r, struct val *messages, struct str *final)
 {
-    struct val *content = messages->l->n ? member(&messages->l->v[messages->l->n - 1], "content") : NULL;
+    struct val *content =
+        messages->l->n ? member(&messages->l->v[messages->l->n - 1], "content") : NULL;
     if (content && content->kind == V_LIST) {
         struct val *parts = content;
         content = NULL;
@@ -181,14 +185,16 @@ static int mark_final(struct render *r, struct val *messages, struct str *final)
     return jinja_binary(r, OP_ADD, &text, &mark, content);
 }
 
-static int bind_inputs(struct render *r, const struct chat_template *t, const struct chat_render *in, struct str *final)
+static int bind_inputs(struct render *r, const struct chat_template *t,
+                       const struct chat_render *in, struct str *final)
 {
     struct val messages, tools, documents;
     int rc = jinja_set(r, r->scope, STR("bos_token"), v_str(in->bos_token));
     if (!rc)
         rc = jinja_set(r, r->scope, STR("eos_token"), v_str(in->eos_token));
     if (!rc)
-        rc = jinja_set(r, r->scope, STR("add_generation_prompt"), v_bool(in->add_generation_prompt));
+        rc =
+            jinja_set(r, r->scope, STR("add_generation_prompt"), v_bool(in->add_generation_prompt));
     if (!rc)
         rc = bind_json(r, "documents", STR(""), &documents);
     if (!rc)
@@ -211,17 +217,22 @@ static int cut_at_mark(struct render *r, struct str final, struct buf *out, size
     struct val text;
     int trimmed = jinja_trim(r, final, NULL, 3, &text);
     if (trimmed || (text.s.n && !memmem(out->data + start, out->n - start, text.s.p, text.s.n)))
-        return trimmed ? trimmed : jinja_fail(r, EINVAL, "continue_final_message is set, but the template changes the last message");
+        return trimmed ? trimmed
+                       : jinja_fail(r, EINVAL,
+                                    "continue_final_message is set, but the template changes the "
+                                    "last message");
     for (size_t i = out->n - start >= n - 1 ? out->n - (n - 1) + 1 : 0; i-- > start;) {
         if (memcmp(out->data + i, mark, n - 1) != 0)
             continue;
         bool whole = out->data[i + n - 1] == ' ';
-        int rc = jinja_trim(r, (struct str){out->data + start, i - start}, NULL, whole ? 0 : 2, &text);
+        int rc =
+            jinja_trim(r, (struct str){out->data + start, i - start}, NULL, whole ? 0 : 2, &text);
         out->n = start + text.s.n;
         out->data[out->n] = 0;
         return rc;
     }
-    return jinja_fail(r, EINVAL, "continue_final_message is set, but the template drops the last message");
+    return jinja_fail(r, EINVAL,
+                      "continue_final_message is set, but the template drops the last message");
 }
 
 int chat_template_render(const struct chat_template *t, const struct chat_render *in,
@@ -230,7 +241,11 @@ int chat_template_render(const struct chat_template *t, const struct chat_render
     size_t inputs = in->messages.n + in->tools.n + in->extra.n;
     struct scope root = {0};
     struct err local = {0};
-    struct render r = {.out = out, .scope = &root, .e = e ? e : &local, .now_wall_ns = in->now_wall_ns, .max_capture = MAX_OUTPUT};
+    struct render r = {.out = out,
+                       .scope = &root,
+                       .e = e ? e : &local,
+                       .now_wall_ns = in->now_wall_ns,
+                       .max_capture = MAX_OUTPUT};
     r.max_steps = in->max_steps ? in->max_steps : DEFAULT_STEPS;
     arena_init(&r.a, in->max_memory ? in->max_memory : 16 * inputs + BASE_MEMORY);
     struct str final = STR("");

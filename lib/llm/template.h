@@ -1,9 +1,10 @@
-/* template.h: chat templates: the part of Jinja2 that models' templates use, rendered as transformers'
- * apply_chat_template renders it (trim_blocks, lstrip_blocks, loop controls, tojson without HTML escapes).
+/* template.h: chat templates: the part of Jinja2 that models' templates use, rendered as
+ * transformers' apply_chat_template renders it (trim_blocks, lstrip_blocks, loop controls, tojson
+ * without HTML escapes).
  *
- * Templates come from model files and are hostile input: compile size, nesting, steps, output and memory are bounded;
- * errors name the template's line. A compiled template is constant: threads may render it at once.
- * Source: Jinja2's documentation; transformers utils/chat_template_utils. */
+ * Templates come from model files and are hostile input: compile size, nesting, steps, output and
+ * memory are bounded; errors name the template's line. A compiled template is constant: threads may
+ * render it at once. Source: Jinja2's documentation; transformers utils/chat_template_utils. */
 #pragma once
 #include "lib/base/buf.h"
 
@@ -20,14 +21,15 @@ struct chat_render {
     struct str bos_token, eos_token;
     bool add_generation_prompt;
     bool continue_final_message; /* end with the last message's text, as transformers does */
-    bool plain_values; /* hand messages over as they are; else content that is a list of text parts becomes one string
-                          where the template expects strings, and tool-call arguments in JSON text become objects */
+    bool plain_values; /* hand messages over as they are; else content that is a list of text parts
+                          becomes one string where the template expects strings, and tool-call
+                          arguments in JSON text become objects */
     uint64_t now_wall_ns; /* for strftime_now (UTC) */
     size_t max_steps;     /* 0: 20 million */
     size_t max_memory;    /* 0: 16 x the inputs + 64 MiB */
 };
-/* Appends the text. raise_exception() in a template is -EBADMSG with its message in e->msg; a template that can't run is
- * -EINVAL; a limit is -E2BIG. On failure `out` is as it was. */
+/* Appends the text. raise_exception() in a template is -EBADMSG with its message in e->msg; a
+ * template that can't run is -EINVAL; a limit is -E2BIG. On failure `out` is as it was. */
 int chat_template_render(const struct chat_template *t, const struct chat_render *in,
                          struct buf *out, struct err *e) MUST_CHECK;
 /* True when the template reads message content as a list of parts itself. */

@@ -10,7 +10,7 @@
 #include <utf8proc.h>
 
 #define SCRATCH_TEXT_KEEP (1u << 20)
-#define MAX_NORMALIZED (4 * (size_t)TOKENIZER_MAX_TEXT)
+#define MAX_NORMALIZED    (4 * (size_t)TOKENIZER_MAX_TEXT)
 
 /* ---- lists of ids ---- */
 
@@ -75,7 +75,8 @@ static struct tok_scratch *scratch_new(const struct tokenizer *t)
     return s;
 }
 
-/* The free list is the only thing about an open tokenizer that changes, hence the cast and the lock. */
+/* The free list is the only thing about an open tokenizer that changes, hence the cast and the
+ * lock. */
 static struct tok_scratch *scratch_take(const struct tokenizer *ct)
 {
     struct tokenizer *t = (struct tokenizer *)(uintptr_t)ct;
@@ -158,7 +159,8 @@ static bool norm_is_identity(const struct norm_step *st, struct str in)
 }
 
 /* *text becomes a view of one of the scratch buffers, or stays as it is. */
-static int normalize(const struct tokenizer *t, struct tok_scratch *s, bool at_start, struct str *text)
+static int normalize(const struct tokenizer *t, struct tok_scratch *s, bool at_start,
+                     struct str *text)
 {
     for (size_t i = 0, which = 0; i < t->n_norm; i++) {
         if (norm_is_identity(&t->norm[i], *text))
@@ -183,8 +185,9 @@ struct encoding {
     bool parse_special;
 };
 
-/* A SentencePiece text has no words, but where no token crosses from a character to a following U+2581 the merges on
- * both sides can't meet: cutting there changes nothing and lets words be short and cached. */
+/* A SentencePiece text has no words, but where no token crosses from a character to a following
+ * U+2581 the merges on both sides can't meet: cutting there changes nothing and lets words be short
+ * and cached. */
 static size_t spm_word_end(const struct tokenizer *t, struct str w)
 {
     static const char mark[] = SPM_SPACE;
@@ -218,20 +221,23 @@ static int encode_word(void *arg, struct str word)
     return rc;
 }
 
-/* Text between raw added tokens: normalise, match the added tokens that see normalised text, cut into words. */
+/* Text between raw added tokens: normalise, match the added tokens that see normalised text, cut
+ * into words. */
 static int encode_segment(struct encoding *c, struct str text, bool at_start)
 {
     int rc = text.n ? normalize(c->t, c->s, at_start, &text) : 0;
     size_t from = 0;
     struct added_match m;
     while (!rc && added_next(&c->t->added, text, from, true, c->parse_special, &m)) {
-        rc = pretok_run(&c->t->pre, &c->s->pre, (struct str){text.p + from, m.start - from}, encode_word, c);
+        rc = pretok_run(&c->t->pre, &c->s->pre, (struct str){text.p + from, m.start - from},
+                        encode_word, c);
         if (!rc)
             rc = ids_push(c->out, m.id);
         from = m.end;
     }
     if (!rc)
-        rc = pretok_run(&c->t->pre, &c->s->pre, (struct str){text.p + from, text.n - from}, encode_word, c);
+        rc = pretok_run(&c->t->pre, &c->s->pre, (struct str){text.p + from, text.n - from},
+                        encode_word, c);
     return rc;
 }
 
@@ -271,7 +277,8 @@ int tokenizer_encode(const struct tokenizer *t, struct str text, unsigned flags,
                      struct err *e)
 {
     if (text.n > TOKENIZER_MAX_TEXT)
-        return err_set(e, E2BIG, "a text of %zu bytes is larger than the limit of %u", text.n, TOKENIZER_MAX_TEXT);
+        return err_set(e, E2BIG, "a text of %zu bytes is larger than the limit of %u", text.n,
+                       TOKENIZER_MAX_TEXT);
     struct tok_scratch *s = scratch_take(t);
     if (!s)
         return err_set(e, ENOMEM, "not enough memory to tokenize");
@@ -284,8 +291,9 @@ int tokenizer_encode(const struct tokenizer *t, struct str text, unsigned flags,
     out->n = before;
     if (rc == -EMSGSIZE)
         return err_set(e, EMSGSIZE, "the text has more than %zu tokens", out->max);
-    return err_set(e, -rc, rc == -ENOMEM ? "not enough memory to tokenize"
-                                         : "the text can't be cut by this model's pre-tokenizer");
+    return err_set(e, -rc,
+                   rc == -ENOMEM ? "not enough memory to tokenize"
+                                 : "the text can't be cut by this model's pre-tokenizer");
 }
 
 /* ---- opening ---- */

@@ -32,8 +32,9 @@ void tokenizer_add_eog(struct tokenizer *t, uint32_t id)
 static void add_known_eog(struct tokenizer *t)
 {
     static const char *const names[] = {
-        "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>",
-        "<|eom_id|>", "<EOT>", "_<EOT>", "<|end_of_sentence|>", "<|return|>", "<|call|>",
+        "<|eot_id|>",    "<|im_end|>",          "<|end|>",    "<end_of_turn>",
+        "<|endoftext|>", "<|end_of_text|>",     "<|eom_id|>", "<EOT>",
+        "_<EOT>",        "<|end_of_sentence|>", "<|return|>", "<|call|>",
     };
     for (size_t k = 0; k < sizeof names / sizeof *names; k++)
         for (size_t i = 0; i < t->added.n; i++)

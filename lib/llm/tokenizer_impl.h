@@ -1,5 +1,6 @@
-/* tokenizer_impl.h: what a tokenizer is made of; shared by its loaders (tokenizer_gguf.c, tokenizer_json.c) and the
- * encoder (tokenizer.c). A loader fills a zeroed struct, then calls tokenizer_finish. Internal to lib/llm. */
+/* tokenizer_impl.h: what a tokenizer is made of; shared by its loaders (tokenizer_gguf.c,
+ * tokenizer_json.c) and the encoder (tokenizer.c). A loader fills a zeroed struct, then calls
+ * tokenizer_finish. Internal to lib/llm. */
 #pragma once
 #include "lib/llm/added.h"
 #include "lib/llm/bpe.h"
@@ -8,13 +9,16 @@
 
 #include <pthread.h>
 
-#define SPM_SPACE "\xe2\x96\x81" /* U+2581 stands for a space in SentencePiece vocabularies */
-#define TOKENIZER_MAX_NORMS 8
+#define SPM_SPACE              "\xe2\x96\x81" /* U+2581 stands for a space in SentencePiece vocabularies */
+#define TOKENIZER_MAX_NORMS    8
 #define TOKENIZER_MAX_TEMPLATE 16
-#define TOKENIZER_MAX_EOG 64
+#define TOKENIZER_MAX_EOG      64
 
 enum norm_kind {
-    NORM_NFC, NORM_NFD, NORM_NFKC, NORM_NFKD,
+    NORM_NFC,
+    NORM_NFD,
+    NORM_NFKC,
+    NORM_NFKD,
     NORM_REPLACE,      /* a by b */
     NORM_PREPEND,      /* a before each segment */
     NORM_PREPEND_ONCE, /* a before each segment that doesn't begin with it */
@@ -61,7 +65,8 @@ struct tokenizer {
     struct tok_scratch *idle;
 };
 
-/* Builds what loaders don't: output bytes, byte ids, end-of-generation ids by name, word boundaries. */
+/* Builds what loaders don't: output bytes, byte ids, end-of-generation ids by name, word
+ * boundaries. */
 int tokenizer_finish(struct tokenizer *t, struct err *e) MUST_CHECK;
 void tokenizer_add_eog(struct tokenizer *t, uint32_t id);
 int tokenizer_add_norm(struct tokenizer *t, enum norm_kind kind, struct str a, struct str b,
@@ -70,10 +75,11 @@ int tokenizer_load_gguf(const char *path, struct tokenizer *t, struct err *e) MU
 /* json_path is a tokenizer.json; files beside it are read from its folder. */
 int tokenizer_load_json(const char *json_path, struct tokenizer *t, struct err *e) MUST_CHECK;
 /* The sections of a tokenizer.json as raw JSON (empty: absent), and the files in its folder. */
-int tokenizer_json_pipeline(struct tokenizer *t, struct str normalizer, struct str pre, struct str post,
-                            struct str decoder, struct err *e) MUST_CHECK;
+int tokenizer_json_pipeline(struct tokenizer *t, struct str normalizer, struct str pre,
+                            struct str post, struct str decoder, struct err *e) MUST_CHECK;
 int tokenizer_json_config(struct tokenizer *t, const char *folder, struct err *e) MUST_CHECK;
 
-/* Byte-level vocabularies write each byte as a printable character (GPT-2's table). Decodes s into bytes; false when it
- * holds another character (then it is literal text). out has room for s.n bytes. */
+/* Byte-level vocabularies write each byte as a printable character (GPT-2's table). Decodes s into
+ * bytes; false when it holds another character (then it is literal text). out has room for s.n
+ * bytes. */
 bool bytelevel_decode(struct str s, char *out, size_t *n);

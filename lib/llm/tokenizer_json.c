@@ -1,6 +1,7 @@
-/* A tokenizer from Hugging Face's tokenizer.json, with tokenizer_config.json, generation_config.json and
- * chat_template.jinja beside it. The vocabulary and the merges are read with the pull scanner (they may be 30 MB); the
- * small sections with jansson. A component that would change ids and isn't known is refused, never skipped. */
+/* A tokenizer from Hugging Face's tokenizer.json, with tokenizer_config.json,
+ * generation_config.json and chat_template.jinja beside it. The vocabulary and the merges are read
+ * with the pull scanner (they may be 30 MB); the small sections with jansson. A component that
+ * would change ids and isn't known is refused, never skipped. */
 #include "lib/json/json.h"
 #include "lib/json/scan.h"
 #include "lib/llm/tokenizer_impl.h"
@@ -11,9 +12,9 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#define MAX_FILE (512u << 20)
+#define MAX_FILE    (512u << 20)
 #define MAX_SECTION (8u << 20)
-#define MAX_MERGES (16u << 20)
+#define MAX_MERGES  (16u << 20)
 
 struct entry {
     struct str text; /* in the arena or the file */
@@ -57,8 +58,8 @@ static int read_flag(const struct scan_tok *v, bool *out)
     return 0;
 }
 
-static int read_model_member(struct loader *l, struct scan *s, const struct scan_tok *k, struct scan_tok *v,
-                             struct err *e)
+static int read_model_member(struct loader *l, struct scan *s, const struct scan_tok *k,
+                             struct scan_tok *v, struct err *e)
 {
     struct str raw, text;
     struct bpe *b = &l->t->bpe;
@@ -66,7 +67,8 @@ static int read_model_member(struct loader *l, struct scan *s, const struct scan
     if (rc)
         return rc;
     if (scan_text_is(k, "type") && !scan_text_is(v, "BPE"))
-        return err_set(e, ENOTSUP, "model type %.*s is not supported (BPE is)", (int)(raw.n > 32 ? 32 : raw.n), raw.p);
+        return err_set(e, ENOTSUP, "model type %.*s is not supported (BPE is)",
+                       (int)(raw.n > 32 ? 32 : raw.n), raw.p);
     if (scan_text_is(k, "vocab"))
         l->vocab = raw;
     else if (scan_text_is(k, "merges"))
@@ -81,7 +83,8 @@ static int read_model_member(struct loader *l, struct scan *s, const struct scan
         if (scan_text(v, &l->a, &text) || text.n >= sizeof l->unk)
             return err_set(e, EINVAL, "unk_token is too long");
         memcpy(l->unk, text.p, text.n);
-    } else if ((scan_text_is(k, "continuing_subword_prefix") || scan_text_is(k, "end_of_word_suffix")) &&
+    } else if ((scan_text_is(k, "continuing_subword_prefix") ||
+                scan_text_is(k, "end_of_word_suffix")) &&
                v->kind == SCAN_STRING && v->text.n)
         return err_set(e, ENOTSUP, "model.%.*s is not supported", (int)k->text.n, k->text.p);
     return 0;
@@ -133,7 +136,8 @@ static int add_entry(struct loader *l, struct str text, int64_t id)
 {
     if (l->n_entries == l->cap_entries) {
         size_t cap = l->cap_entries ? l->cap_entries * 2 : 4096;
-        struct entry *p = cap > 2u * TOKENIZER_MAX_VOCAB ? NULL : realloc(l->entry, cap * sizeof *p);
+        struct entry *p =
+            cap > 2u * TOKENIZER_MAX_VOCAB ? NULL : realloc(l->entry, cap * sizeof *p);
         if (!p)
             return -ENOMEM;
         l->entry = p;
@@ -163,7 +167,9 @@ static int collect_vocab(struct loader *l, struct err *e)
             rc = add_entry(l, text, id);
     }
     scan_fini(&s);
-    return rc ? err_set(e, EINVAL, "model.vocab doesn't map texts to ids below %u", TOKENIZER_MAX_VOCAB) : 0;
+    return rc ? err_set(e, EINVAL, "model.vocab doesn't map texts to ids below %u",
+                        TOKENIZER_MAX_VOCAB)
+              : 0;
 }
 
 static int by_id(const void *a, const void *b)
@@ -186,10 +192,12 @@ static int build_vocab(struct loader *l, struct err *e)
     int rc = collect_vocab(l, e);
     size_t i;
     json_t *a;
-    json_array_foreach(l->added_json, i, a) {
+    json_array_foreach (l->added_json, i, a) {
         int64_t id = json_int_at(a, "id", -1);
         if (rc || id < 0 || id >= TOKENIZER_MAX_VOCAB)
-            return rc ? rc : err_set(e, EINVAL, "added_tokens[%zu] has no id below %u", i, TOKENIZER_MAX_VOCAB);
+            return rc ? rc
+                      : err_set(e, EINVAL, "added_tokens[%zu] has no id below %u", i,
+                                TOKENIZER_MAX_VOCAB);
         if (id >= l->n_ids)
             l->n_ids = (uint32_t)id + 1;
     }
@@ -213,7 +221,7 @@ static int build_added(struct loader *l, struct err *e)
     size_t i;
     l->special = xcalloc((size_t)l->n_ids + 1, 1);
     json_t *a;
-    json_array_foreach(l->added_json, i, a) {
+    json_array_foreach (l->added_json, i, a) {
         const char *content;
         int rc = json_need_str(a, "content", &content, e);
         if (rc)
@@ -233,7 +241,8 @@ static int build_added(struct loader *l, struct err *e)
 
 /* ---- merges: "a b" or ["a", "b"] ---- */
 
-static int merge_parts(struct loader *l, struct scan *s, const struct scan_tok *v, struct str *a, struct str *b)
+static int merge_parts(struct loader *l, struct scan *s, const struct scan_tok *v, struct str *a,
+                       struct str *b)
 {
     struct scan_tok x, y, end;
     if (v->kind == SCAN_ARRAY) {
@@ -285,7 +294,8 @@ static int build_merges(struct loader *l, struct err *e)
     size_t n = 0, upper = 1;
     for (size_t i = 0; i < l->merges.n; i++) /* an upper bound that a look at the bytes gives */
         upper += l->merges.p[i] == ',';
-    int rc = upper > 2 * MAX_MERGES ? err_set(e, E2BIG, "too many merges") : vocab_pairs_init(&l->t->v, upper, e);
+    int rc = upper > 2 * MAX_MERGES ? err_set(e, E2BIG, "too many merges")
+                                    : vocab_pairs_init(&l->t->v, upper, e);
     if (rc)
         return rc;
     scan_init(&s, l->merges, 4);
@@ -310,8 +320,8 @@ static int load(struct loader *l, const char *path, struct err *e)
         rc = read_top(l, e);
     if (rc)
         return rc;
-    l->t->bpe.byte_level =
-        memmem(l->pre.p ? l->pre.p : "", l->pre.n, "ByteLevel", 9) || memmem(l->decoder.p ? l->decoder.p : "", l->decoder.n, "ByteLevel", 9);
+    l->t->bpe.byte_level = memmem(l->pre.p ? l->pre.p : "", l->pre.n, "ByteLevel", 9) ||
+                           memmem(l->decoder.p ? l->decoder.p : "", l->decoder.n, "ByteLevel", 9);
     if (l->added.n)
         l->added_json = json_parse(l->added, MAX_SECTION, 0, e);
     if (l->added.n && !l->added_json)
@@ -336,7 +346,8 @@ int tokenizer_load_json(const char *path, struct tokenizer *t, struct err *e)
     int rc = load(&l, path, e);
     if (!rc) {
         const char *slash = strrchr(path, '/');
-        CLEANUP(free_charp) char *folder = slash ? str_dup((struct str){path, (size_t)(slash - path)}) : xstrdup(".");
+        CLEANUP(free_charp)
+        char *folder = slash ? str_dup((struct str){path, (size_t)(slash - path)}) : xstrdup(".");
         rc = tokenizer_json_config(t, folder, e);
     }
     json_decref(l.added_json);

@@ -1,4 +1,5 @@
-/* tokenizer.json's normalizer, pre_tokenizer, post_processor and decoder, and the configuration files beside it. */
+/* tokenizer.json's normalizer, pre_tokenizer, post_processor and decoder, and the configuration
+ * files beside it. */
 #include "lib/json/json.h"
 #include "lib/llm/tokenizer_impl.h"
 
@@ -22,7 +23,8 @@ static int unsupported(const char *what, const json_t *o, struct err *e)
 typedef int component_fn(struct tokenizer *t, const json_t *o, struct err *e);
 
 /* Sequence {list: [...]} or one component. */
-static int each(struct tokenizer *t, const json_t *o, const char *list, component_fn *fn, struct err *e)
+static int each(struct tokenizer *t, const json_t *o, const char *list, component_fn *fn,
+                struct err *e)
 {
     const json_t *items = json_at(o, list);
     size_t i;
@@ -31,7 +33,7 @@ static int each(struct tokenizer *t, const json_t *o, const char *list, componen
         return 0;
     if (strcmp(type_of(o), "Sequence") != 0)
         return fn(t, o, e);
-    json_array_foreach((json_t *)(uintptr_t)items, i, c) {
+    json_array_foreach ((json_t *)(uintptr_t)items, i, c) {
         int rc = each(t, c, list, fn, e);
         if (rc)
             return rc;
@@ -56,18 +58,22 @@ static int add_normalizer(struct tokenizer *t, const json_t *o, struct err *e)
         return tokenizer_add_norm(t, NORM_REPLACE, str_c(from), str_c(to), e);
     }
     if (strcmp(type, "Prepend") == 0)
-        return tokenizer_add_norm(t, NORM_PREPEND, str_c(json_str_at(o, "prepend", "")), STR(""), e);
+        return tokenizer_add_norm(t, NORM_PREPEND, str_c(json_str_at(o, "prepend", "")), STR(""),
+                                  e);
     return unsupported("a normalizer", o, e);
 }
 
 static int add_metaspace(struct tokenizer *t, const json_t *o, struct err *e)
 {
     struct str mark = str_c(json_str_at(o, "replacement", SPM_SPACE));
-    const char *scheme = json_str_at(o, "prepend_scheme", json_bool_at(o, "add_prefix_space", true) ? "always" : "never");
+    const char *scheme = json_str_at(
+        o, "prepend_scheme", json_bool_at(o, "add_prefix_space", true) ? "always" : "never");
     t->spm = true;
     int rc = tokenizer_add_norm(t, NORM_REPLACE, STR(" "), mark, e);
     if (!rc && strcmp(scheme, "never") != 0)
-        rc = tokenizer_add_norm(t, strcmp(scheme, "first") == 0 ? NORM_PREPEND_FIRST : NORM_PREPEND_ONCE, mark, STR(""), e);
+        rc = tokenizer_add_norm(
+            t, strcmp(scheme, "first") == 0 ? NORM_PREPEND_FIRST : NORM_PREPEND_ONCE, mark, STR(""),
+            e);
     if (!rc && json_bool_at(o, "split", true))
         rc = pretok_add_literal(&t->pre, mark, PRETOK_MERGE_NEXT, false, e);
     return rc;
@@ -75,9 +81,11 @@ static int add_metaspace(struct tokenizer *t, const json_t *o, struct err *e)
 
 static int add_split(struct tokenizer *t, const json_t *o, struct err *e)
 {
-    static const char *const names[] = {"Isolated", "Removed", "MergedWithPrevious", "MergedWithNext", "Contiguous"};
+    static const char *const names[] = {"Isolated", "Removed", "MergedWithPrevious",
+                                        "MergedWithNext", "Contiguous"};
     const char *behavior = json_str_at(o, "behavior", "");
-    const char *regex = json_str_at(o, "pattern.Regex", NULL), *literal = json_str_at(o, "pattern.String", NULL);
+    const char *regex = json_str_at(o, "pattern.Regex", NULL),
+               *literal = json_str_at(o, "pattern.String", NULL);
     bool invert = json_bool_at(o, "invert", false);
     for (int b = 0; b < 5; b++) {
         if (strcmp(behavior, names[b]) != 0)
@@ -87,7 +95,8 @@ static int add_split(struct tokenizer *t, const json_t *o, struct err *e)
         if (literal)
             return pretok_add_literal(&t->pre, str_c(literal), (enum pretok_behavior)b, invert, e);
     }
-    return err_set(e, EINVAL, "a Split pre-tokenizer has no known behavior (\"%s\") or pattern", behavior);
+    return err_set(e, EINVAL, "a Split pre-tokenizer has no known behavior (\"%s\") or pattern",
+                   behavior);
 }
 
 static int add_pre(struct tokenizer *t, const json_t *o, struct err *e)
@@ -102,8 +111,9 @@ static int add_pre(struct tokenizer *t, const json_t *o, struct err *e)
     if (strcmp(type, "ByteLevel") == 0) {
         int rc = 0;
         if (json_bool_at(o, "add_prefix_space", true))
-            rc = t->pre.n ? err_set(e, ENOTSUP, "ByteLevel with add_prefix_space after another stage")
-                          : tokenizer_add_norm(t, NORM_PREPEND_ONCE, STR(" "), STR(""), e);
+            rc = t->pre.n
+                     ? err_set(e, ENOTSUP, "ByteLevel with add_prefix_space after another stage")
+                     : tokenizer_add_norm(t, NORM_PREPEND_ONCE, STR(" "), STR(""), e);
         if (!rc && json_bool_at(o, "use_regex", true))
             rc = pretok_add_regex(&t->pre, str_c(pretok_gpt2), PRETOK_ISOLATED, false, e);
         return rc;
@@ -117,7 +127,8 @@ static int add_decoder(struct tokenizer *t, const json_t *o, struct err *e)
 {
     (void)e;
     const char *type = type_of(o);
-    if (strcmp(type, "Strip") == 0 && json_int_at(o, "start", 0) == 1 && strcmp(json_str_at(o, "content", ""), " ") == 0)
+    if (strcmp(type, "Strip") == 0 && json_int_at(o, "start", 0) == 1 &&
+        strcmp(json_str_at(o, "content", ""), " ") == 0)
         t->strip_left_space = true;
     if (strcmp(type, "Metaspace") == 0)
         t->strip_left_space = strcmp(json_str_at(o, "prepend_scheme", "always"), "never") != 0;
@@ -129,18 +140,19 @@ static int add_template(struct tokenizer *t, const json_t *o, struct err *e)
     size_t i, k;
     json_t *piece, *id;
     bool after = false;
-    json_array_foreach(json_at(o, "single"), i, piece) {
+    json_array_foreach (json_at(o, "single"), i, piece) {
         const char *name = json_str_at(piece, "SpecialToken.id", NULL);
         if (!name) {
             after = true;
             continue;
         }
         json_t *ids = json_at(json_object_get(json_at(o, "special_tokens"), name), "ids");
-        json_array_foreach(ids, k, id) {
+        json_array_foreach (ids, k, id) {
             json_int_t v = json_integer_value(id);
             size_t *n = after ? &t->n_suffix : &t->n_prefix;
             if (v < 0 || v >= t->v.n || *n == TOKENIZER_MAX_TEMPLATE)
-                return err_set(e, EINVAL, "post_processor: the special token \"%s\" has no usable id", name);
+                return err_set(e, EINVAL,
+                               "post_processor: the special token \"%s\" has no usable id", name);
             (after ? t->suffix : t->prefix)[(*n)++] = (uint32_t)v;
         }
     }
@@ -154,8 +166,8 @@ static int add_post(struct tokenizer *t, const json_t *o, struct err *e)
     return strcmp(type_of(o), "ByteLevel") == 0 ? 0 : unsupported("a post-processor", o, e);
 }
 
-int tokenizer_json_pipeline(struct tokenizer *t, struct str normalizer, struct str pre, struct str post,
-                            struct str decoder, struct err *e)
+int tokenizer_json_pipeline(struct tokenizer *t, struct str normalizer, struct str pre,
+                            struct str post, struct str decoder, struct err *e)
 {
     const struct {
         const char *name, *list;
@@ -208,7 +220,7 @@ static const char *default_template(const json_t *config)
     json_t *one;
     if (json_is_string(v))
         return json_string_value(v);
-    json_array_foreach((json_t *)(uintptr_t)v, i, one)
+    json_array_foreach ((json_t *)(uintptr_t)v, i, one)
         if (strcmp(json_str_at(one, "name", ""), "default") == 0)
             return json_str_at(one, "template", NULL);
     return NULL;
@@ -260,7 +272,7 @@ int tokenizer_json_config(struct tokenizer *t, const char *folder, struct err *e
     size_t i;
     if (json_is_number(eos))
         add_eog_number(t, eos);
-    json_array_foreach(eos, i, id)
+    json_array_foreach (eos, i, id)
         add_eog_number(t, id);
     return read_template_file(t, folder, e);
 }

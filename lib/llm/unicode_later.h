@@ -1,5 +1,6 @@
-/* unicode_later.h: by general category, the characters that are younger than PCRE2's tables (Unicode 14) and that Hugging
- * Face tokenizers' regex engine knows; "is_numeric" is what its Digits stage takes. Generated table, constant. */
+/* unicode_later.h: by general category, the characters that are younger than PCRE2's tables
+ * (Unicode 14) and that Hugging Face tokenizers' regex engine knows; "is_numeric" is what its
+ * Digits stage takes. Generated table, constant. */
 #pragma once
 #include <stddef.h>
 #include <stdint.h>

@@ -28,7 +28,8 @@ static size_t lead(unsigned char c, unsigned char *lo, unsigned char *hi)
     return 0;
 }
 
-/* Bytes of the longest well-formed beginning (>= 1); *want is the length that the lead byte announces (0: none). */
+/* Bytes of the longest well-formed beginning (>= 1); *want is the length that the lead byte
+ * announces (0: none). */
 static size_t well_formed(const char *p, size_t n, size_t *want)
 {
     unsigned char lo, hi;
@@ -190,6 +191,6 @@ bool utf8_is_numeric(uint32_t cp)
 bool utf8_is_word(uint32_t cp)
 {
     utf8proc_category_t c = category(cp);
-    return (c >= UTF8PROC_CATEGORY_LU && c <= UTF8PROC_CATEGORY_ND) ||
-           c == UTF8PROC_CATEGORY_NL || c == UTF8PROC_CATEGORY_PC;
+    return (c >= UTF8PROC_CATEGORY_LU && c <= UTF8PROC_CATEGORY_ND) || c == UTF8PROC_CATEGORY_NL ||
+           c == UTF8PROC_CATEGORY_PC;
 }

@@ -76,7 +76,8 @@ int vocab_add(struct vocab *v, uint32_t id, struct str key, bool index, struct e
 {
     uint32_t at = v->off[id];
     if (append_bytes(v, at, key))
-        return err_set(e, E2BIG, "the vocabulary's texts are larger than %u MiB", MAX_KEY_BYTES >> 20);
+        return err_set(e, E2BIG, "the vocabulary's texts are larger than %u MiB",
+                       MAX_KEY_BYTES >> 20);
     v->off[id + 1] = at + (uint32_t)key.n;
     if (!index || key.n == 0)
         return 0;

@@ -1,6 +1,7 @@
 /* vocab.h: the tokens of a model and their merges, in tables made for look-up. Internal to lib/llm.
- * A token's key is the byte string that the BPE works on: real bytes for byte-level models, text with U+2581 for
- * SentencePiece models. Built once by a loader, then constant. Process lifetime; the tokenizer owns it. */
+ * A token's key is the byte string that the BPE works on: real bytes for byte-level models, text
+ * with U+2581 for SentencePiece models. Built once by a loader, then constant. Process lifetime;
+ * the tokenizer owns it. */
 #pragma once
 #include "lib/base/str.h"
 
@@ -9,11 +10,11 @@ struct vocab_pair {
     uint32_t rank, id;
 };
 struct vocab {
-    uint32_t n;       /* ids 0 .. n-1 */
-    uint32_t *off;    /* [n+1] into bytes */
+    uint32_t n;    /* ids 0 .. n-1 */
+    uint32_t *off; /* [n+1] into bytes */
     char *bytes;
     size_t bytes_cap;
-    uint32_t *slot;   /* id + 1 by hash of the key; 0 empty */
+    uint32_t *slot; /* id + 1 by hash of the key; 0 empty */
     uint32_t slot_mask;
     struct vocab_pair *pair;
     uint32_t pair_mask, n_pairs;
@@ -21,8 +22,8 @@ struct vocab {
 
 int vocab_init(struct vocab *v, uint32_t n, struct err *e) MUST_CHECK;
 void vocab_fini(struct vocab *v);
-/* Tokens are added in id order; index = false: it has bytes, but the BPE can't find it by its text. Of two equal keys
- * the later one is found. */
+/* Tokens are added in id order; index = false: it has bytes, but the BPE can't find it by its text.
+ * Of two equal keys the later one is found. */
 int vocab_add(struct vocab *v, uint32_t id, struct str key, bool index, struct err *e) MUST_CHECK;
 struct str vocab_key(const struct vocab *v, uint32_t id);
 uint32_t vocab_find(const struct vocab *v, struct str key); /* UINT32_MAX when absent */

@@ -27,7 +27,8 @@ static json_t *string_value(const struct scan_tok *t, struct arena *a)
 
 static json_t *number_value(const struct scan_tok *t)
 {
-    bool real = memchr(t->text.p, '.', t->text.n) || memchr(t->text.p, 'e', t->text.n) || memchr(t->text.p, 'E', t->text.n);
+    bool real = memchr(t->text.p, '.', t->text.n) || memchr(t->text.p, 'e', t->text.n) ||
+                memchr(t->text.p, 'E', t->text.n);
     int64_t i;
     double f = 0;
     if (!real && scan_i64(t, INT64_MIN, INT64_MAX, &i) == 0)
@@ -50,7 +51,9 @@ static json_t *container_value(struct scan *s, const struct scan_tok *t, struct 
         json_t *item = value(s, &v, a);
         if (!item)
             break;
-        assert_int_equal(t->kind == SCAN_OBJECT ? json_object_setn_new(o, key.p, key.n, item) : json_array_append_new(o, item), 0);
+        assert_int_equal(t->kind == SCAN_OBJECT ? json_object_setn_new(o, key.p, key.n, item)
+                                                : json_array_append_new(o, item),
+                         0);
     }
     if (s->why) {
         json_decref(o);
@@ -91,26 +94,29 @@ static json_t *scan_all(struct str text, struct err *e)
     return o;
 }
 
-/* What jansson alone refuses: numbers past 64 bits or a double, whose bounds are up to the scanner's users, and keys with a
- * NUL, which only its C strings can't hold. */
+/* What jansson alone refuses: numbers past 64 bits or a double, whose bounds are up to the
+ * scanner's users, and keys with a NUL, which only its C strings can't hold. */
 static bool jansson_only(const char *jansson_says)
 {
-    return strstr(jansson_says, "too big") || strstr(jansson_says, "overflow") || strstr(jansson_says, "NUL byte");
+    return strstr(jansson_says, "too big") || strstr(jansson_says, "overflow") ||
+           strstr(jansson_says, "NUL byte");
 }
 
 static void check_against_jansson(struct str text, uint64_t round)
 {
     json_error_t je;
     struct err e = {0};
-    json_t *want = json_loadb(text.p, text.n, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY | JSON_ALLOW_NUL, &je);
+    json_t *want =
+        json_loadb(text.p, text.n, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY | JSON_ALLOW_NUL, &je);
     json_t *got = scan_all(text, &e);
     if (!want && jansson_only(je.text)) {
         json_decref(got);
         return;
     }
     if (!want != !got || (want && !json_equal(want, got)))
-        fail_msg("seed %u round %llu: jansson %s (%s), scanner %s (%s): %.*s", SEED, (unsigned long long)round,
-                 want ? "accepts" : "refuses", want ? "" : je.text, got ? "accepts" : "refuses", e.msg, STR_ARG(text));
+        fail_msg("seed %u round %llu: jansson %s (%s), scanner %s (%s): %.*s", SEED,
+                 (unsigned long long)round, want ? "accepts" : "refuses", want ? "" : je.text,
+                 got ? "accepts" : "refuses", e.msg, STR_ARG(text));
     json_decref(want);
     json_decref(got);
 }
@@ -130,8 +136,12 @@ static void put_space(struct buf *b, struct rng *r)
 
 static void put_string(struct buf *b, struct rng *r)
 {
-    static const char *const s[] = {"a", "b", "key", "\\n", "\\u0041", "\\ud83d\\ude00", "é", "😀", "\\\\", "\\\"", "\\/", "\\u0000",
-                                    " ", "0", "aaaaaaaaaaaaaaaaaaaa", "\\u00e9", "\x7f"};
+    static const char *const s[] = {"a",       "b",       "key",
+                                    "\\n",     "\\u0041", "\\ud83d\\ude00",
+                                    "é",       "😀",       "\\\\",
+                                    "\\\"",    "\\/",     "\\u0000",
+                                    " ",       "0",       "aaaaaaaaaaaaaaaaaaaa",
+                                    "\\u00e9", "\x7f"};
     put(b, "\"");
     for (uint64_t n = rng_below(r, 4); n; n--)
         put(b, s[rng_below(r, sizeof s / sizeof *s)]);
@@ -140,8 +150,21 @@ static void put_string(struct buf *b, struct rng *r)
 
 static void put_value(struct buf *b, struct rng *r, int depth)
 {
-    static const char *const plain[] = {"true", "false", "null", "0", "-0", "1", "-12", "3.25", "1e3", "1E-2", "-0.5e+10",
-                                        "9223372036854775807", "-9223372036854775808", "12345678901234567890", "1e400"};
+    static const char *const plain[] = {"true",
+                                        "false",
+                                        "null",
+                                        "0",
+                                        "-0",
+                                        "1",
+                                        "-12",
+                                        "3.25",
+                                        "1e3",
+                                        "1E-2",
+                                        "-0.5e+10",
+                                        "9223372036854775807",
+                                        "-9223372036854775808",
+                                        "12345678901234567890",
+                                        "1e400"};
     uint64_t kind = rng_below(r, depth > 5 ? 2 : 4);
     put_space(b, r);
     if (kind == 0)
@@ -204,10 +227,52 @@ static void it_agrees_with_jansson_on_known_hard_cases(void **state)
 {
     (void)state;
     static const char *const texts[] = {
-        "", " ", "nul", "truex", "[1,]", "[,1]", "{\"a\":1,}", "{\"a\" 1}", "{a:1}", "{1:2}", "01", "-", "+1", ".5", "1.", "1e", "1e+", "0x1",
-        "\"\\x\"", "\"\\u12\"", "\"\\ud800\"", "\"\\udc00\"", "\"\\ud800\\u0041\"", "\"\t\"", "\"\\u00zz\"", "\"abc", "[1", "{\"a\":", "[1] x", "[] []",
-        "{\"a\":1,\"a\":2}", "{\"a\":1,\"\\u0061\":2}", "{\"a\":{\"a\":1},\"b\":{\"a\":1}}", "{\"\":1,\"\":2}", "\xef\xbb\xbf{}", "'a'", "NaN", "[Infinity]", "1 2",
-        "\"\xc3\"", "\"\xc0\x80\"", "\"\xed\xa0\x80\"", "\"\xf4\x90\x80\x80\"", "{\"\xff\":1}", "[1e1000]", "/* c */ 1",
+        "",
+        " ",
+        "nul",
+        "truex",
+        "[1,]",
+        "[,1]",
+        "{\"a\":1,}",
+        "{\"a\" 1}",
+        "{a:1}",
+        "{1:2}",
+        "01",
+        "-",
+        "+1",
+        ".5",
+        "1.",
+        "1e",
+        "1e+",
+        "0x1",
+        "\"\\x\"",
+        "\"\\u12\"",
+        "\"\\ud800\"",
+        "\"\\udc00\"",
+        "\"\\ud800\\u0041\"",
+        "\"\t\"",
+        "\"\\u00zz\"",
+        "\"abc",
+        "[1",
+        "{\"a\":",
+        "[1] x",
+        "[] []",
+        "{\"a\":1,\"a\":2}",
+        "{\"a\":1,\"\\u0061\":2}",
+        "{\"a\":{\"a\":1},\"b\":{\"a\":1}}",
+        "{\"\":1,\"\":2}",
+        "\xef\xbb\xbf{}",
+        "'a'",
+        "NaN",
+        "[Infinity]",
+        "1 2",
+        "\"\xc3\"",
+        "\"\xc0\x80\"",
+        "\"\xed\xa0\x80\"",
+        "\"\xf4\x90\x80\x80\"",
+        "{\"\xff\":1}",
+        "[1e1000]",
+        "/* c */ 1",
     };
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
         check_against_jansson(str_c(texts[i]), i);
@@ -238,8 +303,16 @@ static void numbers_are_bounded_by_who_reads_them(void **state)
         const char *text;
         int rc;
         int64_t want;
-    } cases[] = {{"5", 0, 5}, {"5.0", 0, 5}, {"5e0", 0, 5}, {"5.5", -EINVAL, 7}, {"101", -ERANGE, 7}, {"-1", -ERANGE, 7},
-                 {"99999999999999999999", -ERANGE, 7}, {"1e300", -ERANGE, 7}, {"true", -EINVAL, 7}, {"\"5\"", -EINVAL, 7}};
+    } cases[] = {{"5", 0, 5},
+                 {"5.0", 0, 5},
+                 {"5e0", 0, 5},
+                 {"5.5", -EINVAL, 7},
+                 {"101", -ERANGE, 7},
+                 {"-1", -ERANGE, 7},
+                 {"99999999999999999999", -ERANGE, 7},
+                 {"1e300", -ERANGE, 7},
+                 {"true", -EINVAL, 7},
+                 {"\"5\"", -EINVAL, 7}};
     for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
         i = 7;
         scan_init(&s, str_c(cases[k].text), 0);

@@ -1,4 +1,5 @@
-/* strings.h: the generator of tools/goldens-llm.py in C (the same strings, byte for byte), and what the tests here share. */
+/* strings.h: the generator of tools/goldens-llm.py in C (the same strings, byte for byte), and what
+ * the tests here share. */
 #pragma once
 #include "lib/base/rng.h"
 #include "lib/json/json.h"
@@ -6,7 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#define GOLDEN "tests/golden/llm/"
+#define GOLDEN      "tests/golden/llm/"
 #define GOLDEN_SEED 20261130u
 
 struct tables {
@@ -56,7 +57,8 @@ static inline void put_code_point(struct buf *out, uint32_t c)
 
 static inline void put_range(struct buf *out, const struct tables *t, struct rng *r)
 {
-    const json_t *range = json_array_get(t->ranges, (size_t)rng_below(r, json_array_size(t->ranges)));
+    const json_t *range =
+        json_array_get(t->ranges, (size_t)rng_below(r, json_array_size(t->ranges)));
     uint64_t first = (uint64_t)json_integer_value(json_array_get(range, 0));
     uint64_t last = (uint64_t)json_integer_value(json_array_get(range, 1));
     put_code_point(out, (uint32_t)(first + rng_below(r, last - first + 1)));
@@ -133,5 +135,6 @@ static inline uint32_t fnv(const void *p, size_t n)
 static inline char *model_path(const char *name)
 {
     const char *cache = getenv("BATON_CACHE"), *home = getenv("HOME");
-    return cache ? xasprintf("%s/models/%s", cache, name) : xasprintf("%s/.cache/baton/models/%s", home ? home : "/root", name);
+    return cache ? xasprintf("%s/models/%s", cache, name)
+                 : xasprintf("%s/.cache/baton/models/%s", home ? home : "/root", name);
 }

@@ -34,7 +34,9 @@ static struct buf empty(void)
 static void a_chat_answer_has_openais_shape(void **state)
 {
     (void)state;
-    struct openai_choice c[2] = {{.index = 0, .text = STR("a\n\"b\""), .finish = OPENAI_FINISH_STOP}, {.index = 1, .finish = OPENAI_FINISH_LENGTH}};
+    struct openai_choice c[2] = {
+        {.index = 0, .text = STR("a\n\"b\""), .finish = OPENAI_FINISH_STOP},
+        {.index = 1, .finish = OPENAI_FINISH_LENGTH}};
     struct openai_usage u = {10, 3, 8};
     struct buf b = empty();
     assert_int_equal(openai_write_response(&chat, c, 2, &u, &b), 0);
@@ -60,7 +62,8 @@ static void chunks_carry_the_role_once_and_usage_at_the_end(void **state)
     json_t *o = parsed(&b);
     assert_string_equal(json_str_at(o, "choices.0.delta.role", ""), "assistant");
     assert_string_equal(json_str_at(o, "choices.0.delta.content", ""), "hi");
-    assert_true(json_is_null(json_at(o, "usage")) && json_is_null(json_at(o, "choices.0.finish_reason")));
+    assert_true(json_is_null(json_at(o, "usage")) &&
+                json_is_null(json_at(o, "choices.0.finish_reason")));
     json_decref(o);
     b = empty();
     c = (struct openai_choice){.index = 0, .finish = OPENAI_FINISH_STOP};
@@ -81,8 +84,10 @@ static void chunks_carry_the_role_once_and_usage_at_the_end(void **state)
 static void logprobs_have_the_shape_of_each_api(void **state)
 {
     (void)state;
-    struct openai_alt top[3] = {{5, -0.25f, STR("a")}, {6, -1.5f, STR("\xe2\x82")}, {7, -2.5f, STR("a")}};
-    struct openai_logprob tok[2] = {{{1, NAN, STR("x")}, NULL, 0, 0}, {{5, -0.25f, STR("a")}, top, 3, 1}};
+    struct openai_alt top[3] = {
+        {5, -0.25f, STR("a")}, {6, -1.5f, STR("\xe2\x82")}, {7, -2.5f, STR("a")}};
+    struct openai_logprob tok[2] = {{{1, NAN, STR("x")}, NULL, 0, 0},
+                                    {{5, -0.25f, STR("a")}, top, 3, 1}};
     struct openai_logprobs lp = {tok, 2, false};
     struct openai_choice c = {.text = STR("xa"), .finish = OPENAI_FINISH_STOP, .logprobs = &lp};
     struct openai_usage u = {0};
@@ -104,7 +109,8 @@ static void logprobs_have_the_shape_of_each_api(void **state)
     o = parsed(&b);
     assert_string_equal(json_str_at(o, "choices.0.logprobs.content.1.token", ""), "token_id:5");
     assert_int_equal(json_array_size(json_at(o, "choices.0.logprobs.content.1.top_logprobs")), 3);
-    assert_int_equal(json_int_at(o, "choices.0.logprobs.content.1.top_logprobs.1.bytes.0", 0), 0xe2);
+    assert_int_equal(json_int_at(o, "choices.0.logprobs.content.1.top_logprobs.1.bytes.0", 0),
+                     0xe2);
     json_decref(o);
 }
 
@@ -177,7 +183,8 @@ static size_t plain_search(struct str text, const struct str *stop, size_t n, si
     for (size_t i = 0; i < text.n; i++) {
         *len = 0;
         for (size_t k = 0; k < n; k++)
-            if ((*len == 0 || stop[k].n < *len) && str_starts((struct str){text.p + i, text.n - i}, stop[k]))
+            if ((*len == 0 || stop[k].n < *len) &&
+                str_starts((struct str){text.p + i, text.n - i}, stop[k]))
                 *len = stop[k].n;
         if (*len)
             return i;
@@ -186,7 +193,8 @@ static size_t plain_search(struct str text, const struct str *stop, size_t n, si
     return text.n;
 }
 
-static void check_stops(struct rng *r, struct str text, const struct str *stop, size_t n, bool include)
+static void check_stops(struct rng *r, struct str text, const struct str *stop, size_t n,
+                        bool include)
 {
     struct arena a;
     struct stop_match m;

@@ -1,4 +1,5 @@
-/* Names of KV blocks: fixed vectors (they are in caches, indexes and events of other processes), and chaining. */
+/* Names of KV blocks: fixed vectors (they are in caches, indexes and events of other processes),
+ * and chaining. */
 #include "lib/llm/blocks.h"
 
 #include <setjmp.h>
@@ -6,9 +7,11 @@
 #include <stddef.h>
 #include <cmocka.h>
 
-static struct block_name seed_of(const char *revision, const char *dtype, const char *adapter, const char *salt, uint32_t block_tokens)
+static struct block_name seed_of(const char *revision, const char *dtype, const char *adapter,
+                                 const char *salt, uint32_t block_tokens)
 {
-    struct block_space s = {str_c(revision), str_c(dtype), str_c(adapter), str_c(salt), block_tokens};
+    struct block_space s = {str_c(revision), str_c(dtype), str_c(adapter), str_c(salt),
+                            block_tokens};
     struct block_name n;
     block_seed(&s, &n);
     return n;
@@ -59,8 +62,9 @@ static void every_part_of_the_space_changes_the_names(void **state)
     (void)state;
     struct block_name base = seed_of("r", "f16", "a", "s", 32);
     struct block_name other[] = {
-        seed_of("R", "f16", "a", "s", 32), seed_of("r", "f32", "a", "s", 32), seed_of("r", "f16", "b", "s", 32),
-        seed_of("r", "f16", "a", "t", 32), seed_of("r", "f16", "a", "s", 16), seed_of("rf", "16", "a", "s", 32),
+        seed_of("R", "f16", "a", "s", 32), seed_of("r", "f32", "a", "s", 32),
+        seed_of("r", "f16", "b", "s", 32), seed_of("r", "f16", "a", "t", 32),
+        seed_of("r", "f16", "a", "s", 16), seed_of("rf", "16", "a", "s", 32),
         seed_of("r", "f16", "as", "", 32), seed_of("r", "f16", "", "as", 32),
     };
     for (size_t i = 0; i < sizeof other / sizeof *other; i++)

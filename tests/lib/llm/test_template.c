@@ -1,4 +1,5 @@
-/* Chat templates against transformers' apply_chat_template (goldens by tools/goldens-llm.py), and their limits. */
+/* Chat templates against transformers' apply_chat_template (goldens by tools/goldens-llm.py), and
+ * their limits. */
 #include "lib/llm/template.h"
 #include "tests/lib/llm/strings.h"
 
@@ -59,7 +60,8 @@ static void check_case(const struct chat_template *t, const char *name, const js
     int rc = chat_template_render(t, &in, &out, &e);
     CLEANUP(free_charp) char *got = xasprintf("%zu %08x", out.n, fnv(out.data, out.n));
     if (want ? rc || strcmp(got, want) != 0 : rc == 0)
-        fail_msg("%s, conversation %zu: expected %s, got %s %s: %s", name, i, want ? want : "a refusal", got, e.msg, out.data);
+        fail_msg("%s, conversation %zu: expected %s, got %s %s: %s", name, i,
+                 want ? want : "a refusal", got, e.msg, out.data);
     if (rc)
         assert_true(e.msg[0] && out.n == 0);
     buf_fini(&messages);
@@ -71,16 +73,19 @@ static void check_case(const struct chat_template *t, const char *name, const js
 static void templates_render_as_transformers_renders_them(void **state)
 {
     (void)state;
-    static const char *const names[] = {"smollm2.jinja", "gemma3.jinja", "llama3-short.jinja", "llama3-tools.jinja", "qwen25.jinja",
-                                        "qwen3.jinja", "mistral.jinja", "deepseek-v3.jinja", "features.jinja"};
-    CLEANUP(json_decrefp) json_t *cases = json_parse_file(GOLDEN "conversations.json", 4 << 20, NULL);
+    static const char *const names[] = {
+        "smollm2.jinja",      "gemma3.jinja",      "llama3-short.jinja",
+        "llama3-tools.jinja", "qwen25.jinja",      "qwen3.jinja",
+        "mistral.jinja",      "deepseek-v3.jinja", "features.jinja"};
+    CLEANUP(json_decrefp)
+    json_t *cases = json_parse_file(GOLDEN "conversations.json", 4 << 20, NULL);
     assert_true(json_array_size(cases) >= 100);
     for (size_t k = 0; k < sizeof names / sizeof *names; k++) {
         CLEANUP(free_charp) char *source = read_text(names[k]);
         struct chat_template *t = compile(source);
         size_t i, rendered = 0;
         json_t *c;
-        json_array_foreach(cases, i, c) {
+        json_array_foreach (cases, i, c) {
             check_case(t, names[k], c, i);
             rendered += json_is_string(json_object_get(json_object_get(c, "expect"), names[k]));
         }
@@ -89,7 +94,8 @@ static void templates_render_as_transformers_renders_them(void **state)
     }
 }
 
-/* Renders `source` for one user message, as the server does it (values adapted). Result in a static buffer. */
+/* Renders `source` for one user message, as the server does it (values adapted). Result in a static
+ * buffer. */
 static const char *render_as(const char *source, const char *messages, int want, struct err *e)
 {
     static struct buf out;
@@ -98,7 +104,9 @@ static const char *render_as(const char *source, const char *messages, int want,
     struct chat_template *t = NULL;
     int rc = chat_template_new(str_c(source), &t, e);
     if (!rc) {
-        struct chat_render in = {.messages = str_c(messages), .max_steps = 200000, .now_wall_ns = 1700000000ull * 1000000000u};
+        struct chat_render in = {.messages = str_c(messages),
+                                 .max_steps = 200000,
+                                 .now_wall_ns = 1700000000ull * 1000000000u};
         rc = chat_template_render(t, &in, &out, e);
         chat_template_free(t);
     }
@@ -116,11 +124,17 @@ static const char *render(const char *source)
 static void values_print_as_python_prints_them(void **state)
 {
     (void)state;
-    assert_string_equal(render("{{ [1, 2.0, 1e16, 1.5e-5, true, none, 'it''s', \"a'b\", (1,), {'k': []}] }}"),
-                        "[1, 2.0, 1e+16, 1.5e-05, True, None, 'its', \"a'b\", (1,), {'k': []}]");
-    assert_string_equal(render("{{ 0.1 + 0.2 }} {{ 100 / 3 }} {{ 5 // -2 }} {{ 2 ** -1 }}"), "0.30000000000000004 33.333333333333336 -3 0.5");
-    assert_string_equal(render("{{ missing }}|{{ missing is defined }}|{{ messages[5] is defined }}"), "|False|False");
-    assert_string_equal(render("{{ 'é😀x'[1] }}{{ 'abc'[::-1] }}{{ 'abcdef'[-3:-1] }}{{ [1, 2, 3][::2] }}"), "😀cbade[1, 3]");
+    assert_string_equal(
+        render("{{ [1, 2.0, 1e16, 1.5e-5, true, none, 'it''s', \"a'b\", (1,), {'k': []}] }}"),
+        "[1, 2.0, 1e+16, 1.5e-05, True, None, 'its', \"a'b\", (1,), {'k': []}]");
+    assert_string_equal(render("{{ 0.1 + 0.2 }} {{ 100 / 3 }} {{ 5 // -2 }} {{ 2 ** -1 }}"),
+                        "0.30000000000000004 33.333333333333336 -3 0.5");
+    assert_string_equal(
+        render("{{ missing }}|{{ missing is defined }}|{{ messages[5] is defined }}"),
+        "|False|False");
+    assert_string_equal(
+        render("{{ 'é😀x'[1] }}{{ 'abc'[::-1] }}{{ 'abcdef'[-3:-1] }}{{ [1, 2, 3][::2] }}"),
+        "😀cbade[1, 3]");
 }
 
 static void white_space_is_controlled_as_in_jinja(void **state)
@@ -136,8 +150,13 @@ static void white_space_is_controlled_as_in_jinja(void **state)
 static void loop_variables_stay_in_their_loop(void **state)
 {
     (void)state;
-    assert_string_equal(render("{% set x = 1 %}{% for i in [1, 2] %}{% set x = x + i %}{{ x }},{% endfor %}{{ x }}"), "2,3,1");
-    assert_string_equal(render("{% set n = namespace(x=0) %}{% for i in [1, 2] %}{% set n.x = n.x + i %}{% endfor %}{{ n.x }}"), "3");
+    assert_string_equal(
+        render(
+            "{% set x = 1 %}{% for i in [1, 2] %}{% set x = x + i %}{{ x }},{% endfor %}{{ x }}"),
+        "2,3,1");
+    assert_string_equal(render("{% set n = namespace(x=0) %}{% for i in [1, 2] %}{% set n.x = n.x "
+                               "+ i %}{% endfor %}{{ n.x }}"),
+                        "3");
 }
 
 static void the_time_comes_from_the_caller(void **state)
@@ -170,7 +189,8 @@ static void errors_say_the_line_and_what_is_wrong(void **state)
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         struct err e = {0};
-        render_as(bad[i][0], "[{\"role\":\"user\",\"content\":\"hi\"}]", -EINVAL + (strstr(bad[i][1], "too large") ? EINVAL - ERANGE : 0), &e);
+        render_as(bad[i][0], "[{\"role\":\"user\",\"content\":\"hi\"}]",
+                  -EINVAL + (strstr(bad[i][1], "too large") ? EINVAL - ERANGE : 0), &e);
         if (!strstr(e.msg, bad[i][1]))
             fail_msg("%s: \"%s\" doesn't say \"%s\"", bad[i][0], e.msg, bad[i][1]);
     }
@@ -190,12 +210,16 @@ static void hostile_templates_end_at_a_limit(void **state)
     static const char *const bad[] = {
         "{% for a in range(1000000) %}{% for b in range(1000000) %}{% endfor %}{% endfor %}",
         "{{ 'x' * 100000000 }}",
-        "{% set ns = namespace(s='x') %}{% for i in range(40) %}{% set ns.s = ns.s + ns.s %}{% endfor %}{{ ns.s }}",
+        "{% set ns = namespace(s='x') %}{% for i in range(40) %}{% set ns.s = ns.s + ns.s %}{% "
+        "endfor %}{{ ns.s }}",
         "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
-        "{% set ns = namespace(l=[]) %}{% for i in range(300) %}{% set ns.l = [ns.l] %}{% endfor %}{{ ns.l }}",
-        "{% set ns = namespace(l=[1]) %}{% for i in range(40) %}{% set ns.l = ns.l + ns.l %}{% endfor %}",
+        "{% set ns = namespace(l=[]) %}{% for i in range(300) %}{% set ns.l = [ns.l] %}{% endfor "
+        "%}{{ ns.l }}",
+        "{% set ns = namespace(l=[1]) %}{% for i in range(40) %}{% set ns.l = ns.l + ns.l %}{% "
+        "endfor %}",
         "{{ range(100000000) }}",
-        "{{ ('a' * 1000000).replace('', 'bbbbbbbb') }}{{ ('a' * 1000000).replace('', 'bbbbbbbb') }}",
+        "{{ ('a' * 1000000).replace('', 'bbbbbbbb') }}{{ ('a' * 1000000).replace('', 'bbbbbbbb') "
+        "}}",
     };
     struct err e = {0};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
@@ -210,14 +234,29 @@ static void hostile_templates_end_at_a_limit(void **state)
 static void servers_adapt_what_clients_send(void **state)
 {
     (void)state;
-    static const char parts[] = "[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"a\"},{\"type\":\"text\",\"text\":\"b\"}]}]";
-    static const char calls[] = "[{\"role\":\"assistant\",\"content\":null,\"tool_calls\":[{\"function\":{\"name\":\"f\",\"arguments\":\"{\\\"x\\\": 1}\"}}]}]";
+    static const char parts[] = "[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":"
+                                "\"a\"},{\"type\":\"text\",\"text\":\"b\"}]}]";
+    static const char calls[] =
+        "[{\"role\":\"assistant\",\"content\":null,\"tool_calls\":[{\"function\":{\"name\":\"f\","
+        "\"arguments\":\"{\\\"x\\\": 1}\"}}]}]";
     struct err e = {0};
-    assert_string_equal(render_as("{% for m in messages %}{{ m.content }}{% endfor %}", parts, 0, &e), "a\nb");
-    assert_string_equal(render_as("{% for m in messages %}{% for p in m.content %}<{{ p.text }}>{% endfor %}{% endfor %}", parts, 0, &e), "<a><b>");
-    assert_string_equal(render_as("{{ messages[0].tool_calls[0].function.arguments | tojson }}[{{ messages[0].content }}]", calls, 0, &e), "{\"x\": 1}[]");
-    assert_string_equal(render_as("{{ messages[0].role }}", "[{\"role\":\"developer\",\"content\":\"x\"}]", 0, &e), "system");
-    assert_string_equal(render_as("{% if messages[0].role == 'developer' %}d{% endif %}", "[{\"role\":\"developer\",\"content\":\"x\"}]", 0, &e), "d");
+    assert_string_equal(
+        render_as("{% for m in messages %}{{ m.content }}{% endfor %}", parts, 0, &e), "a\nb");
+    assert_string_equal(
+        render_as(
+            "{% for m in messages %}{% for p in m.content %}<{{ p.text }}>{% endfor %}{% endfor %}",
+            parts, 0, &e),
+        "<a><b>");
+    assert_string_equal(render_as("{{ messages[0].tool_calls[0].function.arguments | tojson }}[{{ "
+                                  "messages[0].content }}]",
+                                  calls, 0, &e),
+                        "{\"x\": 1}[]");
+    assert_string_equal(
+        render_as("{{ messages[0].role }}", "[{\"role\":\"developer\",\"content\":\"x\"}]", 0, &e),
+        "system");
+    assert_string_equal(render_as("{% if messages[0].role == 'developer' %}d{% endif %}",
+                                  "[{\"role\":\"developer\",\"content\":\"x\"}]", 0, &e),
+                        "d");
 }
 
 static void the_advice_for_a_model_without_template_names_both_ways_out(void **state)

@@ -29,7 +29,8 @@ static struct tokenizer *smollm2(void)
     return open_model("SmolLM2-135M-Instruct.Q4_1.gguf");
 }
 
-static void check_hashes(const struct tokenizer *t, const char *golden, unsigned flags, size_t at_least)
+static void check_hashes(const struct tokenizer *t, const char *golden, unsigned flags,
+                         size_t at_least)
 {
     CLEANUP(free_charp) char *path = xasprintf(GOLDEN "%s.hashes", golden);
     FILE *f = fopen(path, "re");
@@ -45,7 +46,8 @@ static void check_hashes(const struct tokenizer *t, const char *golden, unsigned
         ids.n = 0;
         assert_int_equal(tokenizer_encode(t, buf_view(&text), flags, &ids, NULL), 0);
         if (fnv(ids.id, ids.n * 4) != want)
-            fail_msg("%s: string %zu (seed %u) has other ids than Hugging Face: \"%s\"", golden, n, GOLDEN_SEED, text.data);
+            fail_msg("%s: string %zu (seed %u) has other ids than Hugging Face: \"%s\"", golden, n,
+                     GOLDEN_SEED, text.data);
     }
     fclose(f);
     assert_true(n >= at_least);
@@ -75,7 +77,8 @@ static void gemma3_from_gguf_gives_hugging_faces_ids(void **state)
 static void each_pipeline_of_tokenizer_json_gives_hugging_faces_ids(void **state)
 {
     (void)state;
-    static const char *const names[] = {"small-llama3", "small-qwen2", "small-tekken", "small-llama2", "small-metaspace"};
+    static const char *const names[] = {"small-llama3", "small-qwen2", "small-tekken",
+                                        "small-llama2", "small-metaspace"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         CLEANUP(free_charp) char *file = xasprintf(GOLDEN "%s.json", names[i]);
         CLEANUP(tokenizer_freep) struct tokenizer *t = open_model(file);
@@ -108,7 +111,8 @@ static void control_tokens_in_plain_text_stay_text(void **state)
     for (size_t i = 0; i < ids.n; i++)
         assert_false(tokenizer_is_special(t, ids.id[i]));
     ids.n = 0;
-    assert_int_equal(tokenizer_encode(t, STR("a<|im_end|>"), TOKENIZE_PARSE_SPECIAL, &ids, NULL), 0);
+    assert_int_equal(tokenizer_encode(t, STR("a<|im_end|>"), TOKENIZE_PARSE_SPECIAL, &ids, NULL),
+                     0);
     assert_int_equal(ids.n, 2);
     assert_int_equal(ids.id[1], 2);
     ids_fini(&ids);
@@ -117,7 +121,8 @@ static void control_tokens_in_plain_text_stay_text(void **state)
 static void decoding_gives_the_repaired_text_back(void **state)
 {
     (void)state;
-    CLEANUP(tokenizer_freep) struct tokenizer *t = open_model(GOLDEN "small-llama3.json"); /* SmolLM2 lacks some bytes */
+    CLEANUP(tokenizer_freep)
+    struct tokenizer *t = open_model(GOLDEN "small-llama3.json"); /* SmolLM2 lacks some bytes */
     struct buf text, repaired, back;
     struct ids ids;
     buf_init(&text, 1 << 20);
@@ -130,7 +135,8 @@ static void decoding_gives_the_repaired_text_back(void **state)
         buf_reset(&back);
         ids.n = 0;
         assert_int_equal(utf8_repair(buf_view(&text), &repaired), 0);
-        assert_int_equal(tokenizer_encode(t, buf_view(&text), TOKENIZE_PARSE_SPECIAL, &ids, NULL), 0);
+        assert_int_equal(tokenizer_encode(t, buf_view(&text), TOKENIZE_PARSE_SPECIAL, &ids, NULL),
+                         0);
         assert_int_equal(tokenizer_decode(t, ids.id, ids.n, false, &back, NULL), 0);
         if (!str_eq(buf_view(&repaired), buf_view(&back)))
             fail_msg("string %zu (seed %u) comes back changed", i, GOLDEN_SEED);
@@ -157,7 +163,8 @@ static void streamed_text_equals_decoded_text_and_is_always_utf8(void **state)
         buf_reset(&streamed);
         detok_init(&d, t, false, false);
         for (size_t i = 0; i < n; i++) {
-            id[i] = (uint32_t)(rng_below(&r, 2) ? rng_below(&r, 49152) : 17 + rng_below(&r, 256)); /* many lone bytes */
+            id[i] = (uint32_t)(rng_below(&r, 2) ? rng_below(&r, 49152)
+                                                : 17 + rng_below(&r, 256)); /* many lone bytes */
             assert_int_equal(detok_push(&d, id[i], &streamed), 0);
             assert_true(d.n_held <= 3);
             assert_true(utf8_valid(buf_view(&streamed)));
@@ -195,7 +202,8 @@ static void a_leading_space_is_dropped_only_at_the_beginning(void **state)
 static void a_megabyte_word_takes_a_second_at_most(void **state)
 {
     (void)state;
-    static const char *const files[] = {"SmolLM2-135M-Instruct.Q4_1.gguf", "gemma-3-270m.Q4_K_M.gguf"};
+    static const char *const files[] = {"SmolLM2-135M-Instruct.Q4_1.gguf",
+                                        "gemma-3-270m.Q4_K_M.gguf"};
     char *text = xmalloc(1 << 20);
     for (int kind = 0; kind < 6; kind++) {
         CLEANUP(tokenizer_freep) struct tokenizer *t = open_model(files[kind % 2]);
@@ -209,7 +217,8 @@ static void a_megabyte_word_takes_a_second_at_most(void **state)
         assert_int_equal(tokenizer_encode(t, (struct str){text, 1 << 20}, 0, &ids, NULL), 0);
         clock_gettime(CLOCK_THREAD_CPUTIME_ID, &b);
         double s = (double)(b.tv_sec - a.tv_sec) + (double)(b.tv_nsec - a.tv_nsec) / 1e9;
-        if (s > 10) /* a second on the slowest machine, ten under a sanitizer; a quadratic one takes hours */
+        if (s > 10) /* a second on the slowest machine, ten under a sanitizer; a quadratic one takes
+                       hours */
             fail_msg("kind %d: %.2f s", kind, s);
         ids_fini(&ids);
     }
@@ -261,8 +270,9 @@ static void *encode_many(void *arg)
     for (size_t i = 0; i < 300; i++) {
         string_at(&tables, i, &text);
         a.n = b.n = 0;
-        w->wrong += tokenizer_encode(w->t, buf_view(&text), 2, &a, NULL) || tokenizer_encode(w->t, buf_view(&text), 2, &b, NULL) ||
-                    a.n != b.n || memcmp(a.id, b.id, a.n * 4) != 0;
+        w->wrong += tokenizer_encode(w->t, buf_view(&text), 2, &a, NULL) ||
+                    tokenizer_encode(w->t, buf_view(&text), 2, &b, NULL) || a.n != b.n ||
+                    memcmp(a.id, b.id, a.n * 4) != 0;
     }
     buf_fini(&text);
     ids_fini(&a);
@@ -296,18 +306,28 @@ static void hostile_tokenizer_json_files_are_errors(void **state)
 {
     (void)state;
     static const char *const bad[] = {
-        "", "{", "[]", "{}", "{\"model\":{}}", "{\"model\":{\"type\":\"WordPiece\",\"vocab\":{},\"merges\":[]}}",
+        "",
+        "{",
+        "[]",
+        "{}",
+        "{\"model\":{}}",
+        "{\"model\":{\"type\":\"WordPiece\",\"vocab\":{},\"merges\":[]}}",
         "{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":-1},\"merges\":[]}}",
         "{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":4294967296},\"merges\":[]}}",
         "{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"a\":1},\"merges\":[]}}",
         "{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[\"a b\"]}}",
         "{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[[\"a\"]]}}",
         "{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":7}}",
-        "{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[]},\"added_tokens\":[{\"id\":99999999,\"content\":\"x\"}]}",
-        "{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[]},\"added_tokens\":[{\"id\":1}]}",
-        "{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[]},\"normalizer\":{\"type\":\"Magic\"}}",
-        "{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[]},\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"(\"},\"behavior\":\"Isolated\"}}",
-        "{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[]},\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"String\":\"\"},\"behavior\":\"Isolated\"}}",
+        "{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[]},\"added_tokens\":[{\"id\":"
+        "99999999,\"content\":\"x\"}]}",
+        "{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[]},\"added_tokens\":[{\"id\":"
+        "1}]}",
+        "{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[]},\"normalizer\":{\"type\":"
+        "\"Magic\"}}",
+        "{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[]},\"pre_tokenizer\":{"
+        "\"type\":\"Split\",\"pattern\":{\"Regex\":\"(\"},\"behavior\":\"Isolated\"}}",
+        "{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[]},\"pre_tokenizer\":{"
+        "\"type\":\"Split\",\"pattern\":{\"String\":\"\"},\"behavior\":\"Isolated\"}}",
     };
     char path[] = "/tmp/baton-test-XXXXXX";
     int fd = mkstemp(path);
