@@ -488,7 +488,8 @@ int store_meta_set(struct store *s, const char *key, const char *value, struct e
 /* ---- opening ---- */
 
 static const char schema_sql[] =
-    "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; PRAGMA locking_mode=EXCLUSIVE;"
+    "PRAGMA locking_mode=EXCLUSIVE; PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL;"
+    "BEGIN EXCLUSIVE; COMMIT;" /* the lock is held from here on: no other server on this folder */
     "CREATE TABLE IF NOT EXISTS meta(key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;"
     "CREATE TABLE IF NOT EXISTS objects(bucket TEXT NOT NULL, key TEXT NOT NULL, rv INTEGER NOT NULL,"
     " doc TEXT NOT NULL, PRIMARY KEY(bucket, key)) WITHOUT ROWID;"
@@ -586,6 +587,8 @@ int store_open(const struct store_config *c, struct store **out, struct err *e)
         rc = db_error(s, e, "open");
     if (!rc)
         rc = db_exec(s, schema_sql, e);
+    if (rc && s->db && sqlite3_errcode(s->db) == SQLITE_BUSY)
+        rc = err_set(e, EBUSY, "%s is locked: another server uses this data folder", c->path);
     for (int i = 0; i < STMT_COUNT && !rc; i++)
         if (sqlite3_prepare_v2(s->db, statements[i], -1, &s->st[i], NULL) != SQLITE_OK)
             rc = db_error(s, e, statements[i]);
