@@ -175,6 +175,7 @@ static int encode_chat(struct exchange *x, struct ids *out)
                              .bos_token = special_text(t, tokenizer_bos(t)),
                              .eos_token = special_text(t, tokenizer_eos(t)),
                              .add_generation_prompt = x->rq.add_generation_prompt,
+                             .continue_final_message = x->rq.continue_final_message,
                              .now_wall_ns = clock_wall_ns()};
     struct buf text;
     struct err e = {0};
