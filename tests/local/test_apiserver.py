@@ -302,7 +302,7 @@ def test_one_of_many_writers_with_the_same_version_wins(server):
     results = []
 
     def put(i):
-        body = dict(o, data={"v": str(i)})
+        body = dict(o, data={"v": f"by {i}"})
         results.append(server.call("PUT", f"{CMS}/race", body)[0])
 
     threads = [threading.Thread(target=put, args=(i,)) for i in range(8)]
