@@ -38,6 +38,7 @@ struct api {
     enum wire_role role;
     bool draining;
     struct engine_status status;
+    char *requests; /* JSON, from the engine */
     struct launcher_view {
         enum wire_role role;
         bool ready, draining;
@@ -112,6 +113,10 @@ static void on_async(uv_async_t *h)
         deliver(a, r);
     engine_records_free(out.records);
     a->status = out.status;
+    if (out.requests) {
+        free(a->requests);
+        a->requests = out.requests;
+    }
     events_names(a->events, out.events, out.n_events);
     free(out.events);
     if (a->status.drained && a->draining && !a->calls && !a->drained_told) {
@@ -296,7 +301,7 @@ static int std_state(void *ctx, struct buf *b)
                   l->kv_blocks, l->kv_blocks_used, l->kv_blocks_cached, s->kv_quarantined,
                   l->block_tokens, (unsigned long long)a->c.kv.block_bytes, s->check);
     rc = rc ? rc : put_totals(a, b);
-    return rc ? rc : buf_cstr(b, "}");
+    return rc ? rc : buf_printf(b, ",\"alive\":%s}", a->requests ? a->requests : "[]");
 }
 
 static void handle(struct httpd_req *req, void *ctx)
@@ -403,5 +408,6 @@ void api_stop(struct api *a)
 void api_free(struct api *a)
 {
     events_free(a->events);
+    free(a->requests);
     free(a);
 }

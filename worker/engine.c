@@ -13,6 +13,8 @@
 
 #define PUBLISH_NS   (20 * NS_PER_MS)
 #define CHECK_NS     (500 * NS_PER_MS)
+#define LIST_NS      (200 * NS_PER_MS)
+#define LISTED_MAX   64u
 #define POLL_IDLE_MS 500
 #define POLL_BUSY_MS 20 /* something waits for blocks, a grant or a peer */
 
@@ -60,10 +62,12 @@ void engine_drain(struct engine *g, uint64_t deadline_ns)
 void engine_take(struct engine *g, struct engine_output *out)
 {
     pthread_mutex_lock(&g->lock);
-    *out = (struct engine_output){g->out, g->out_status, g->out_events, g->n_out_events};
+    *out = (struct engine_output){g->out, g->out_status, g->out_events, g->n_out_events,
+                                  g->out_requests};
     g->out = NULL;
     g->out_tail = &g->out;
     g->out_events = NULL;
+    g->out_requests = NULL;
     g->n_out_events = g->cap_out_events = 0;
     pthread_mutex_unlock(&g->lock);
 }
@@ -87,7 +91,7 @@ uint16_t engine_xfer_port(const struct engine *g)
 
 static const char *refusal(const struct engine *g)
 {
-    if (g->failed)
+    if (g->status.failed)
         return "failed";
     if (g->draining)
         return "draining";
@@ -120,6 +124,7 @@ static void submit(struct engine *g, struct mail *m)
             emit_finish(g, &r->seqs[i], WIRE_FINISH_LENGTH);
     } else if (!handover_order(g, r)) {
         queue_push(g, &r->seqs[0]);
+        seq_expect(&r->seqs[0], g->kv);
     }
 }
 
@@ -216,7 +221,7 @@ static void fill_status(struct engine *g)
         l->waiting += r->seqs[0].state == SEQ_WAITING || r->seqs[0].state == SEQ_REMOTE;
     }
     for (const struct seq *q = g->waiting; q; q = q->next)
-        l->waiting_tokens += q->n_tokens;
+        l->waiting_tokens += q->n_tokens - q->expected;
     for (uint32_t i = 0; i < g->n_running; i++) {
         l->resident_tokens += g->running[i]->computed;
         l->waiting_tokens += g->running[i]->n_tokens - g->running[i]->computed - 1;
@@ -241,15 +246,59 @@ static void fill_status(struct engine *g)
     metric_set(g->m.blocks_quarantined, c.quarantined);
 }
 
-static void publish(struct engine *g)
+static const char *phase_of(const struct request *r)
+{
+    static const char *const name[] = {
+        "unborn", "queued", "running", "remote prefill", "held for transfer", "ended"};
+    const struct seq *s = &r->seqs[0];
+    if (s->state == SEQ_RUNNING)
+        return s->computed + 1 < s->n_tokens || !r->opened ? "prefill" : "decode";
+    return name[s->state];
+}
+
+/* What is alive, for /debug/state: heap, NULL when it could not be written. */
+static char *list_requests(struct engine *g)
+{
+    struct buf b;
+    uint32_t n = 0;
+    buf_init(&b, 1u << 20);
+    int rc = buf_cstr(&b, "[");
+    for (const struct request *r = g->requests; r && !rc && n < LISTED_MAX; r = r->next, n++) {
+        const struct seq *s = &r->seqs[0];
+        uint32_t blocks = 0;
+        for (uint16_t i = 0; i < r->wire.n; i++)
+            blocks += r->seqs[i].n_blocks;
+        rc = buf_printf(
+            &b,
+            "%s{\"id\":\"%016llx%016llx\",\"kind\":\"%s\",\"phase\":\"%s\",\"choices\":%u,"
+            "\"prompt\":%u,\"tokens\":%u,\"computed\":%u,\"blocks\":%u,\"preemptions\":%u,"
+            "\"age_ms\":%llu}",
+            n ? "," : "", (unsigned long long)r->wire.id[0], (unsigned long long)r->wire.id[1],
+            r->order_id ? "order" : "request", phase_of(r), r->wire.n, r->wire.n_prompt,
+            s->n_tokens, s->computed, blocks, r->preemptions,
+            (unsigned long long)((g->now_ns - r->arrived_ns) / NS_PER_MS));
+    }
+    rc = rc ? rc : buf_cstr(&b, "]");
+    char *text = rc ? NULL : buf_take(&b);
+    buf_fini(&b);
+    g->listed_ns = g->now_ns;
+    return text;
+}
+
+static void publish(struct engine *g, bool idle)
 {
     size_t n;
     const struct kv_event *ev = kv_events(g->kv, &n);
     if (g->now_ns - g->checked_ns > CHECK_NS)
         check_pool(g);
     fill_status(g);
+    char *list = idle || g->now_ns - g->listed_ns > LIST_NS ? list_requests(g) : NULL;
     pthread_mutex_lock(&g->lock);
     g->out_status = g->status;
+    if (list) {
+        free(g->out_requests);
+        g->out_requests = list;
+    }
     if (g->n_out_events + n > g->cap_out_events) {
         g->cap_out_events = 2 * (g->n_out_events + n);
         g->out_events = xrealloc(g->out_events, g->cap_out_events * sizeof *g->out_events);
@@ -272,7 +321,7 @@ static void hand_out(struct engine *g, bool idle)
             request_unlink_free(g, r);
     }
     if (idle || clock_mono_ns() - g->published_ns > PUBLISH_NS)
-        publish(g);
+        publish(g, idle);
     if (g->notify_due)
         g->c.notify(g->c.notify_ctx);
     g->notify_due = false;
@@ -404,6 +453,7 @@ static void engine_free(struct engine *g)
     free(g->logits);
     free(g->running);
     free(g->out_events);
+    free(g->out_requests);
     close_fdp(&g->wake_fd);
     pthread_mutex_destroy(&g->lock);
     free(g);
@@ -451,7 +501,7 @@ int engine_start(const struct engine_config *c, struct engine **out, struct err 
     rc = rc ? rc : open_xfer(g, e);
     if (!rc) {
         g->now_ns = clock_mono_ns();
-        publish(g);
+        publish(g, true);
         g->notify_due = false;
         int prc = pthread_create(&g->thread, NULL, engine_thread, g);
         rc = prc ? err_set(e, prc, "engine: no thread") : 0;

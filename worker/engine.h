@@ -56,6 +56,7 @@ struct engine_output {
     struct engine_status status;    /* the latest */
     struct kv_event *events;        /* block names since the last fetch; free() */
     size_t n_events;
+    char *requests; /* JSON array of what is alive, when it changed since the last fetch; free() */
 };
 
 int engine_start(const struct engine_config *c, struct engine **out, struct err *e) MUST_CHECK;

@@ -80,9 +80,10 @@ struct engine {
     struct inbound *inbounds;
 
     enum wire_role role;
-    bool draining, stopping, failed, notify_due;
+    bool draining, stopping, notify_due;
+    uint32_t failures; /* steps in a row that the model could not run */
     uint64_t drain_deadline_ns;
-    uint64_t now_ns, published_ns, checked_ns, ask_retry_ns;
+    uint64_t now_ns, published_ns, checked_ns, listed_ns;
     float prefill_tokens_per_s, decode_step_s;
     struct engine_status status;
     struct engine_metrics m;
@@ -93,6 +94,7 @@ struct engine {
     struct mail *mail, **mail_tail;
     struct engine_records *out, **out_tail;
     struct engine_status out_status;
+    char *out_requests;
     struct kv_event *out_events;
     size_t n_out_events, cap_out_events;
 };

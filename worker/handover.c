@@ -352,6 +352,7 @@ static void on_order(struct engine *g, const struct xfer_event *ev)
         return;
     }
     queue_push(g, &r->seqs[0]);
+    seq_expect(&r->seqs[0], g->kv);
 }
 
 void handover_ask(struct engine *g)

@@ -118,6 +118,14 @@ uint32_t seq_find(struct seq *s, const struct kv *kv, uint32_t *blocks, uint32_t
     return kv_find(kv, s->names, s->tokens, n < max ? n : max, blocks, idle);
 }
 
+void seq_expect(struct seq *s, const struct kv *kv)
+{
+    uint32_t n = (s->n_tokens - 1) / kv_block_tokens(kv), idle;
+    uint32_t *blocks = xmalloc((n + 1) * sizeof *blocks);
+    s->expected = seq_find(s, kv, blocks, n, &idle) * kv_block_tokens(kv);
+    free(blocks);
+}
+
 void seq_add_block(struct seq *s, uint32_t block)
 {
     if (s->n_blocks == s->cap_blocks) {

@@ -8,6 +8,7 @@
 #define LOOK_AHEAD        8u  /* waiting sequences that are offered to the scheduler */
 #define STEP_S_ALONE      .25 /* a step lasts about this long at most, */
 #define STEP_S_DECODING   .1  /* and this when answers are running */
+#define FAILURES_MAX      3u  /* steps in a row, then the worker is not ready any more */
 #define STEP_TOKENS_MIN   8u
 #define STEP_TOKENS_FIRST 32u /* before anything was measured */
 
@@ -88,7 +89,7 @@ static void look(struct engine *g, struct schedule_queue *q)
         t->waiting[n] = view(g, s);
         t->waiting[n].blocks = hit;
         t->waiting[n].idle_blocks = idle;
-        t->waiting[n].computed = hit * g->c.kv.block_tokens;
+        t->waiting[n].computed = s->expected = hit * g->c.kv.block_tokens;
         t->ready[n++] = s;
     }
     *q = (struct schedule_queue){t->running, g->n_running, t->waiting, n};
@@ -345,10 +346,12 @@ bool step_run(struct engine *g)
     int rc = forward(g, &step, &e);
     if (rc) {
         log_error("the model could not run a step", LERR(&e));
+        g->status.failed = ++g->failures >= FAILURES_MAX;
         for (uint32_t i = 0; i < step.n_picks; i++)
             emit_error(g, t->seqs[i]->req, 500, "engine_failed", e.msg, true);
         return true;
     }
+    g->failures = 0;
     measure(g, &step, (double)(clock_mono_ns() - t0) / 1e9);
     g->status.steps++;
     take_results(g, &step);

@@ -147,6 +147,8 @@ def test_a_client_that_leaves_frees_everything_in_every_phase(fleet):
     s = Stream(u, encode(LONG[:40], max_tokens=4000, flags=wc.IGNORE_EOS))  # decode
     while len(s.records) < 3:
         assert s.more()
+    alive = u.wait(lambda x: x["alive"] and x["alive"][0]["phase"] == "decode")["alive"]
+    assert len(alive) == 1 and alive[0]["prompt"] == 40 and alive[0]["blocks"] > 0
     s.leave()
     u.wait_idle(1)
     s = Stream(u, encode(LONG, max_tokens=5))  # prefill here

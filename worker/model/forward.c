@@ -40,36 +40,19 @@ static float *row_norm(struct step *s, uint32_t r)
     return s->rows.norm + (size_t)r * s->w->norm_cols;
 }
 
-/* Quantises row r in the kinds of `kinds` (a set of 1 << enum act_kind). */
-static void row_quantize(struct step *s, uint32_t r, const float *x, uint32_t n, uint32_t kinds)
+static void row_quantize(struct step *s, uint32_t r, const float *x, uint32_t n)
 {
     size_t at = r * (size_t)((n + BLOCK_COLS - 1) / BLOCK_COLS);
-    for (uint32_t k = 0; k < ACT_KINDS; k++)
-        if (kinds & 1u << k)
-            s->ops->quantize(k, x, n, s->rows.codes[k] + at * BLOCK_COLS, s->rows.blocks[k] + at);
+    s->ops->quantize(x, n, s->rows.codes + at * ACT_BLOCK_BYTES, s->rows.blocks + at);
 }
 
 static struct acts acts_of(const struct step *s, uint32_t n)
 {
-    struct acts a = {.x = s->rows.norm, .ldx = s->w->norm_cols, .n_blocks = (n + BLOCK_COLS - 1) / BLOCK_COLS};
-    for (uint32_t k = 0; k < ACT_KINDS; k++) {
-        a.codes[k] = s->rows.codes[k];
-        a.blocks[k] = s->rows.blocks[k];
-    }
-    return a;
-}
-
-static uint32_t kind_of(const struct image_entry *en)
-{
-    return 1u << mat_act(en->form);
-}
-
-static uint32_t kinds_of(struct step *s, uint32_t layer, const enum image_layer_slot *slots, uint32_t n)
-{
-    uint32_t kinds = 0;
-    for (uint32_t i = 0; i < n; i++)
-        kinds |= kind_of(image_layer(s->m, layer, slots[i]));
-    return kinds;
+    return (struct acts){.x = s->rows.norm,
+                         .ldx = s->w->norm_cols,
+                         .codes = s->rows.codes,
+                         .blocks = s->rows.blocks,
+                         .n_blocks = (n + BLOCK_COLS - 1) / BLOCK_COLS};
 }
 
 static void embed(struct step *s)
@@ -97,7 +80,7 @@ static void rope_tables(struct step *s)
 }
 
 /* h += [post-norm of] the last product, then the norm before the next one. `post` and `out` may be NULL. */
-static void residual_norm(struct step *s, const float *out, const float *post, const float *norm, uint32_t kinds)
+static void residual_norm(struct step *s, const float *out, const float *post, const float *norm)
 {
     uint32_t d = s->c->d_model;
     for (uint32_t r = s->r0; r < s->r1; r++) {
@@ -111,23 +94,23 @@ static void residual_norm(struct step *s, const float *out, const float *post, c
             s->ops->add(h, y, d);
         if (norm) {
             s->ops->rms_norm(h, norm, s->c->norm_eps, d, x);
-            row_quantize(s, r, x, d, kinds);
+            row_quantize(s, r, x, d);
         }
     }
     rows_done(s);
 }
 
-static void attention_to_acts(struct step *s, uint32_t kinds)
+static void attention_to_acts(struct step *s)
 {
     uint32_t n = s->c->n_heads * s->c->head_dim;
     for (uint32_t r = s->r0; r < s->r1; r++) {
         memcpy(row_norm(s, r), s->w->att + (size_t)r * n, n * sizeof(float));
-        row_quantize(s, r, row_norm(s, r), n, kinds);
+        row_quantize(s, r, row_norm(s, r), n);
     }
     rows_done(s);
 }
 
-static void gated_to_acts(struct step *s, uint32_t kinds)
+static void gated_to_acts(struct step *s)
 {
     uint32_t n = s->c->d_ff;
     for (uint32_t r = s->r0; r < s->r1; r++) {
@@ -137,7 +120,7 @@ static void gated_to_acts(struct step *s, uint32_t kinds)
             s->ops->geglu(gate, up, n, x);
         else
             s->ops->swiglu(gate, up, n, x);
-        row_quantize(s, r, x, n, kinds);
+        row_quantize(s, r, x, n);
     }
     rows_done(s);
 }
@@ -210,7 +193,7 @@ static void head_done(struct step *s, uint32_t layer, uint32_t row, uint32_t hea
         rope_apply(x, cs + (size_t)row * c->rope_dims, c->rope_dims, c->rope_neox);
     }
     if (q)
-        s->ops->scale_f16(x, c->attn_scale, c->head_dim);
+        s->ops->scale(x, c->attn_scale, c->head_dim);
     else
         store_kv(s, x, kv_place(s, row, layer, v, (head - c->n_heads) % c->n_kv_heads));
 }
@@ -288,7 +271,7 @@ static void attention_part(struct step *s, uint32_t layer)
     products(s, qkv, 3, &x, w->n_rows);
     heads_done(s, layer);
     attention(s, layer);
-    attention_to_acts(s, kind_of(o.weights));
+    attention_to_acts(s);
     x = acts_of(s, q);
     products(s, &o, 1, &x, w->n_rows);
 }
@@ -304,7 +287,7 @@ static void ffn_part(struct step *s, uint32_t layer)
     struct product down = {image_layer(s->m, layer, SLOT_DOWN), w->out, c->d_model};
     struct acts x = acts_of(s, c->d_model);
     products(s, gate_up, 2, &x, w->n_rows);
-    gated_to_acts(s, kind_of(down.weights));
+    gated_to_acts(s);
     x = acts_of(s, c->d_ff);
     products(s, &down, 1, &x, w->n_rows);
 }
@@ -316,13 +299,13 @@ static void logits(struct step *s, const float *post)
     struct model_work *w = s->w;
     const float *norm = image_vec(s->m, image_global(s->m, SLOT_OUT_NORM));
     struct product head = {image_global(s->m, c->tied ? SLOT_EMBED : SLOT_OUTPUT), w->batch->logits, c->vocab};
-    residual_norm(s, w->out, post, NULL, 0);
+    residual_norm(s, w->out, post, NULL);
     uint32_t from = 0, to = w->n_out;
     if (!s->replicate)
         split(w->n_out, s->threads, s->thread, &from, &to);
     for (uint32_t i = from; i < to; i++) {
         s->ops->rms_norm(row_h(s, w->out_rows[i]), norm, c->norm_eps, c->d_model, row_norm(s, i));
-        row_quantize(s, i, row_norm(s, i), c->d_model, kind_of(head.weights));
+        row_quantize(s, i, row_norm(s, i), c->d_model);
     }
     rows_done(s);
     struct acts x = acts_of(s, c->d_model);
@@ -346,13 +329,11 @@ static void forward_thread(void *arg, uint32_t thread)
         split(w->n_rows, s.threads, thread, &s.r0, &s.r1);
     embed(&s);
     rope_tables(&s);
-    static const enum image_layer_slot qkv[] = {SLOT_Q, SLOT_K, SLOT_V}, gate_up[] = {SLOT_GATE, SLOT_UP};
     const float *post = NULL, *out = NULL;
     for (uint32_t l = 0; l < s.c->n_layers; l++) {
-        residual_norm(&s, out, post, layer_vec(&s, l, SLOT_ATTN_NORM), kinds_of(&s, l, qkv, 3));
+        residual_norm(&s, out, post, layer_vec(&s, l, SLOT_ATTN_NORM));
         attention_part(&s, l);
-        residual_norm(&s, w->out, layer_vec(&s, l, SLOT_POST_ATTN_NORM), layer_vec(&s, l, SLOT_FFN_NORM),
-                      kinds_of(&s, l, gate_up, 2));
+        residual_norm(&s, w->out, layer_vec(&s, l, SLOT_POST_ATTN_NORM), layer_vec(&s, l, SLOT_FFN_NORM));
         ffn_part(&s, l);
         out = w->out;
         post = layer_vec(&s, l, SLOT_POST_FFN_NORM);

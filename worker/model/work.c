@@ -45,10 +45,8 @@ static void carve_rows(struct carve *c, const struct model_work *w, struct rows 
     uint64_t blocks = (w->norm_cols + BLOCK_COLS - 1) / BLOCK_COLS;
     r->h = carve(c, n * w->m->config.d_model, sizeof *r->h);
     r->norm = carve(c, n * w->norm_cols, sizeof *r->norm);
-    for (int k = 0; k < ACT_KINDS; k++) {
-        r->codes[k] = carve(c, n * blocks, BLOCK_COLS);
-        r->blocks[k] = carve(c, n * blocks, sizeof *r->blocks[k]);
-    }
+    r->codes = carve(c, n * blocks, ACT_BLOCK_BYTES);
+    r->blocks = carve(c, n * blocks, sizeof *r->blocks);
 }
 
 static void carve_all(struct carve *c, struct model_work *w)

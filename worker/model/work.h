@@ -14,8 +14,8 @@
 struct rows {
     float *h;    /* [rows, d_model] the residual stream */
     float *norm; /* [rows, max of d_model, d_ff, heads x head_dim] input of the next product */
-    int8_t *codes[ACT_KINDS];
-    struct act_block *blocks[ACT_KINDS];
+    int8_t *codes;
+    struct act_block *blocks;
 };
 
 struct row {
