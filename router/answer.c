@@ -1,7 +1,7 @@
 /* From records to the client: detokenise, apply stop strings, collect log probabilities, write
  * chunks or the whole answer. */
 #include "lib/base/clock.h"
-#include "lib/json/json.h"
+#include "lib/json/scan.h"
 #include "router/router.h"
 
 #include <errno.h>
@@ -211,20 +211,36 @@ static int prompt_token(struct job *j, const struct wire_record *rec)
     return 0;
 }
 
+static void take_member(struct job *j, const struct scan_tok *key, const struct scan_tok *value)
+{
+    uint64_t *at = scan_text_is(key, "cached_tokens") ? &j->cached_tokens
+                   : scan_text_is(key, "kv_bytes")    ? &j->kv_bytes
+                                                      : NULL;
+    int64_t v;
+    double ms;
+    if (at && !scan_i64(value, 0, INT64_MAX, &v)) {
+        *at = (uint64_t)v;
+    } else if (scan_text_is(key, "prefill_ms") && !scan_f64(value, 0, 1e12, &ms) && ms > 0) {
+        j->prefill_ms = ms;
+    } else if (scan_text_is(key, "prefill") && value->kind == SCAN_STRING &&
+               scan_text_is(value, "self") && j == j->x->jobs && !j->x->streaming) {
+        /* D did P's part: it had everything cached, or P failed it */
+        memcpy(j->x->prefill_name, j->x->decode_name, sizeof j->x->prefill_name);
+    }
+}
+
 static void take_usage(struct job *j, const struct wire_record *rec)
 {
-    CLEANUP(json_decrefp)
-    json_t *o = json_parse((struct str){rec->extra, rec->extra_bytes}, 65536, 8, NULL);
-    if (!o)
-        return;
-    j->cached_tokens = (uint64_t)json_int_at(o, "cached_tokens", (int64_t)j->cached_tokens);
-    j->kv_bytes = (uint64_t)json_int_at(o, "kv_bytes", (int64_t)j->kv_bytes);
-    j->kv_known |= json_at(o, "kv_bytes") != NULL;
-    if (strcmp(json_str_at(o, "prefill", ""), "self") == 0 && j == j->x->jobs && !j->x->streaming)
-        memcpy(j->x->prefill_name, j->x->decode_name, sizeof j->x->prefill_name);
-    double ms = json_num_at(o, "prefill_ms", 0);
-    if (ms > 0)
-        j->prefill_ms = ms;
+    struct scan s;
+    struct scan_tok key, value;
+    scan_init(&s, (struct str){rec->extra, rec->extra_bytes}, 8);
+    if (!scan_next(&s, &value) && value.kind == SCAN_OBJECT)
+        while (scan_member(&s, &key, &value) == 1) {
+            take_member(j, &key, &value);
+            if (scan_skip(&s, &value, NULL))
+                break;
+        }
+    scan_fini(&s);
 }
 
 int answer_record(struct job *j, const struct wire_record *rec)

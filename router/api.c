@@ -37,6 +37,14 @@ static void fail(struct httpd_req *req, int status, const char *code, const char
     api_error(req, &e);
 }
 
+void draw_id(const char *prefix, struct router *r, size_t bytes, char *out)
+{
+    uint64_t v[2] = {rng_next(&r->rng), rng_next(&r->rng)};
+    size_t n = strlen(prefix);
+    memcpy(out, prefix, n);
+    str_to_hex((const uint8_t *)v, bytes, out + n);
+}
+
 /* A client's own id is kept when it is short and plain. */
 static void set_request_id(struct httpd_req *req, struct router *r, char out[REQUEST_ID_MAX + 1])
 {
@@ -46,8 +54,7 @@ static void set_request_id(struct httpd_req *req, struct router *r, char out[REQ
     if (n && n <= REQUEST_ID_MAX && !own[n])
         snprintf(out, REQUEST_ID_MAX + 1, "%s", own);
     else
-        snprintf(out, REQUEST_ID_MAX + 1, "req_%016llx%016llx",
-                 (unsigned long long)rng_next(&r->rng), (unsigned long long)rng_next(&r->rng));
+        draw_id("req_", r, 16, out);
     httpd_set_header(req, "x-request-id", out);
 }
 

@@ -48,6 +48,7 @@ void deployment_unref(struct deployment *d)
     free(d->secret);
     model_unref(d->model);
     index_free(d->index);
+    stats_forget(d);
     free(d);
 }
 
@@ -177,6 +178,8 @@ struct deployment *fleet_deployment(struct fleet *f, const struct deployment_spe
     d->created_ns = s->created_ns;
     uint32_t block_tokens = s->block_tokens ? s->block_tokens : 32;
     bool renamed = set_text(&d->model_name, s->model_name);
+    if (renamed)
+        stats_forget(d);
     bool moved = set_text(&d->source, s->source);
     bool space = set_text(&d->sha256, s->sha256) || moved || d->block_tokens != block_tokens;
     space |= set_text(&d->kv_dtype, s->kv_dtype && *s->kv_dtype ? s->kv_dtype : "f16");

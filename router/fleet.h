@@ -18,6 +18,7 @@
 
 struct fleet;
 struct worker;
+struct stats;
 
 struct deployment_spec { /* strings are copied */
     const char *infd, *namespace, *model_name, *source, *sha256, *kv_dtype;
@@ -49,6 +50,7 @@ struct deployment {
     double arrival_tokens_per_s, arrival_requests_per_s;
     uint64_t arrived_tokens, arrived_requests; /* since arrival_at_ns */
     uint64_t arrival_at_ns;
+    struct stats *stats; /* stats.c: this model's series */
 };
 
 /* One entry of the ledger: something sent to a worker and not yet in its reports. In the request's
@@ -75,7 +77,10 @@ struct worker {
     bool complete;              /* all names of the first dump are in */
     struct wire_heartbeat last; /* its pointers are not valid */
     uint64_t last_prompt_tokens, last_generated_tokens;
-    uint64_t born_ns; /* when this incarnation was first heard of */
+    uint64_t born_ns;          /* when this incarnation was first heard of */
+    char label[160];           /* "name:incarnation", for answers' headers */
+    char address[80];          /* "host:port" */
+    char incarnation_line[48]; /* request header that names it */
     struct ledger_entry *ledger_oldest, *ledger_newest;
     char last_error[128];
 };
@@ -114,6 +119,8 @@ void fleet_remove_worker(struct fleet *f, struct worker *w);
 struct worker *deployment_worker(const struct deployment *d, const char *name);
 bool deployment_has_workers(const struct deployment *d);
 void deployment_arrival(struct deployment *d, uint64_t prompt_tokens);
+
+void stats_forget(struct deployment *d); /* stats.c */
 
 /* fleet_events.c: the event streams */
 void worker_connect(struct worker *w, struct conn_pool *pool, uint64_t now_ns);

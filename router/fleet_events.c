@@ -88,6 +88,11 @@ static void new_incarnation(struct worker *w, const struct wire_heartbeat *h, ui
     struct route_worker *s = &w->d->state[w->slot];
     s->incarnation = h->incarnation;
     w->born_ns = now_ns;
+    snprintf(w->label, sizeof w->label, "%.128s:%016llx", w->name,
+             (unsigned long long)h->incarnation);
+    snprintf(w->incarnation_line, sizeof w->incarnation_line, "x-baton-incarnation: %016llx\r\n",
+             (unsigned long long)h->incarnation);
+    snprintf(w->address, sizeof w->address, "%.64s:%u", w->host, w->port);
     w->failures = 0;
     w->last_error[0] = 0;
     w->last_prompt_tokens = w->last_generated_tokens = 0;

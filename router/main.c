@@ -126,6 +126,7 @@ static int listen_on(struct router *r, const char *host, struct httpd **out, str
                              .port = (uint16_t)r->o.port,
                              .max_body_bytes = (size_t)r->o.max_body_bytes,
                              .max_connections = (unsigned)r->o.max_connections,
+                             .connection_bytes = 16384,
                              .tls_cert_pem = cert,
                              .tls_key_pem = key,
                              .handler = api_handle,

@@ -25,10 +25,8 @@ void proxy_start(struct exchange *x)
         answer_fail(x, &e);
         return;
     }
-    char *id =
-        arena_printf(&x->arena, "%s-%016llx%08x", x->head.api == OPENAI_CHAT ? "chatcmpl" : "cmpl",
-                     (unsigned long long)rng_next(&x->r->rng), (unsigned)rng_next(&x->r->rng));
-    x->head.id = id ? id : "";
+    draw_id(x->head.api == OPENAI_CHAT ? "chatcmpl-" : "cmpl-", x->r, 12, x->id);
+    x->head.id = x->id;
     x->state = X_RUNNING;
     uint64_t seed = x->rq.has_seed ? x->rq.seed : draw_seed(x->r);
     uint64_t now = clock_mono_ns();

@@ -98,7 +98,6 @@ struct job {
     /* reported by D */
     uint64_t cached_tokens, kv_bytes;
     double prefill_ms;
-    bool kv_known;
 };
 
 enum exchange_state { X_PREPARING, X_RUNNING, X_ANSWERED };
@@ -112,7 +111,7 @@ struct exchange {
     bool streaming; /* the response's head is sent */
     struct arena arena;
     struct buf body; /* a copy, when pooled */
-    char request_id[REQUEST_ID_MAX + 1];
+    char request_id[REQUEST_ID_MAX + 1], id[40];
     uint64_t start_ns;
     struct openai_request rq;
     struct openai_head head;
@@ -124,8 +123,8 @@ struct exchange {
     struct choice *choices;
     size_t n_choices;
     uint64_t prompt_tokens;
-    struct buf out; /* chunks being put together */
-    char prefill_name[192], decode_name[192];
+    struct buf out;                           /* chunks being put together */
+    char prefill_name[160], decode_name[160]; /* as worker.label */
     uint64_t first_byte_ns;
     bool counted;
 };
@@ -133,6 +132,8 @@ struct exchange {
 /* api.c */
 void api_handle(struct httpd_req *req, void *ctx);
 void api_error(struct httpd_req *req, const struct openai_error *e);
+/* prefix and 2 x bytes hex digits (bytes <= 16) */
+void draw_id(const char *prefix, struct router *r, size_t bytes, char *out);
 bool router_ready(void *ctx, struct buf *why);
 int router_state(void *ctx, struct buf *out);
 /* admit.c: body -> prompts, jobs, choices; then proxy_start */
@@ -166,7 +167,7 @@ extern const char page_html[];
 size_t page_html_bytes(void);
 /* stats.c */
 void stats_init(void);
-void stats_pick(const struct deployment *d, enum route_reason reason);
+void stats_pick(struct deployment *d, enum route_reason reason);
 void stats_retry(const struct deployment *d, const char *reason);
 void stats_request(struct exchange *x, int status);
 void stats_fleet(struct router *r);

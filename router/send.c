@@ -81,10 +81,9 @@ static void set_names(struct job *j, const struct worker *p, const struct worker
     j->prefill_incarnation = p ? p->d->state[p->slot].incarnation : j->decode_incarnation;
     if (x->streaming || j != x->jobs)
         return;
-    snprintf(x->decode_name, sizeof x->decode_name, "%.128s:%016llx", d->name,
-             (unsigned long long)j->decode_incarnation);
-    snprintf(x->prefill_name, sizeof x->prefill_name, "%.128s:%016llx", p ? p->name : d->name,
-             (unsigned long long)j->prefill_incarnation);
+    const char *prefill = p ? p->label : d->label;
+    memcpy(x->decode_name, d->label, strlen(d->label) + 1);
+    memcpy(x->prefill_name, prefill, strlen(prefill) + 1);
 }
 
 static void predict(struct job *j, const struct worker *at)
@@ -99,22 +98,18 @@ static int write_request(struct job *j, const struct worker *p, const struct wor
 {
     struct router *r = j->x->r;
     struct wire_request w;
-    char line[64], host[WIRE_HOST_MAX + 16];
     fill_request(j, &w);
     if (p) {
         snprintf(w.prefill.host, sizeof w.prefill.host, "%.*s", WIRE_HOST_MAX - 1, p->host);
         w.prefill.port = p->last.xfer_port;
         w.prefill.incarnation = j->prefill_incarnation;
     }
-    snprintf(line, sizeof line, "x-baton-incarnation: %016llx\r\n",
-             (unsigned long long)j->decode_incarnation);
-    snprintf(host, sizeof host, "%.*s:%u", WIRE_HOST_MAX, d->host, d->port);
     buf_reset(&r->scratch);
     int rc = wire_request_encode(&w, &r->scratch);
     size_t n = r->scratch.n;
     rc = rc ? rc
-            : codec_write_head(&r->scratch, "POST", "/v1/internal/generate", host, d->d->secret,
-                               line, "application/octet-stream", n);
+            : codec_write_head(&r->scratch, "POST", "/v1/internal/generate", d->address,
+                               d->d->secret, d->incarnation_line, "application/octet-stream", n);
     if (rc)
         return rc;
     *body = (struct str){r->scratch.data, n};

@@ -3,6 +3,7 @@
 #include "router/router.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 
 static struct metric_family *requests, *ttft, *tpot, *seconds, *prompt_tokens, *cached_tokens,
     *generated_tokens, *kv_bytes, *picks, *retries, *workers, *names;
@@ -42,9 +43,32 @@ void stats_init(void)
     in_flight = metric_new(METRIC_GAUGE, "baton_router_in_flight", "Requests being served.");
 }
 
+/* The series that every request touches, looked up once a model. */
+struct stats {
+    struct metric *ok[4], *ttft, *tpot, *seconds, *prompt_tokens, *cached_tokens, *generated_tokens,
+        *kv_bytes, *pick[ROUTE_REASONS];
+};
 static const char *const api_name[] = {"chat", "completions", "tokenize", "detokenize"};
 
-static void latencies(const struct exchange *x, const char *model, uint64_t now)
+static const struct stats *stats_of(struct deployment *d)
+{
+    if (d->stats)
+        return d->stats;
+    struct stats *s = d->stats = xcalloc(1, sizeof *s);
+    const char *m = d->model_name;
+    for (int i = 0; i < 4; i++)
+        s->ok[i] = metric_series(requests, m, api_name[i], "200");
+    s->ttft = metric_series(ttft, m);
+    s->tpot = metric_series(tpot, m);
+    s->seconds = metric_series(seconds, m);
+    s->prompt_tokens = metric_series(prompt_tokens, m);
+    s->cached_tokens = metric_series(cached_tokens, m);
+    s->generated_tokens = metric_series(generated_tokens, m);
+    s->kv_bytes = metric_series(kv_bytes, m);
+    return s;
+}
+
+static void latencies(const struct exchange *x, const struct stats *s, uint64_t now)
 {
     uint64_t first = 0, last = 0, tokens = 0, cached = 0, kv = 0;
     for (size_t i = 0; i < x->n_jobs; i++) {
@@ -61,33 +85,49 @@ static void latencies(const struct exchange *x, const char *model, uint64_t now)
         longest = x->choices[i].n_tokens > longest ? x->choices[i].n_tokens : longest;
     }
     if (first)
-        metric_observe(metric_series(ttft, model), (double)(first - x->start_ns) / 1e9);
+        metric_observe(s->ttft, (double)(first - x->start_ns) / 1e9);
     if (longest > 1)
-        metric_observe(metric_series(tpot, model), (double)(last - first) / 1e9 / (longest - 1));
-    metric_observe(metric_series(seconds, model), (double)(now - x->start_ns) / 1e9);
-    metric_add(metric_series(prompt_tokens, model), (double)x->prompt_tokens);
-    metric_add(metric_series(cached_tokens, model), (double)cached);
-    metric_add(metric_series(generated_tokens, model), (double)tokens);
-    metric_add(metric_series(kv_bytes, model), (double)kv);
+        metric_observe(s->tpot, (double)(last - first) / 1e9 / (longest - 1));
+    metric_observe(s->seconds, (double)(now - x->start_ns) / 1e9);
+    metric_add(s->prompt_tokens, (double)x->prompt_tokens);
+    metric_add(s->cached_tokens, (double)cached);
+    metric_add(s->generated_tokens, (double)tokens);
+    metric_add(s->kv_bytes, (double)kv);
 }
 
 /* Once a request; status 0: it was counted before, or nothing went wrong. */
 void stats_request(struct exchange *x, int status)
 {
+    char number[12];
     if (x->counted)
         return;
     x->counted = true;
-    char number[12];
+    if (x->d && (status == 0 || status == 200)) {
+        const struct stats *s = stats_of(x->d);
+        metric_add(s->ok[x->head.api], 1);
+        if (status)
+            latencies(x, s, clock_mono_ns());
+        return;
+    }
     snprintf(number, sizeof number, "%d", status ? status : 200);
     const char *model = x->d ? x->d->model_name : "";
     metric_add(metric_series(requests, model, api_name[x->head.api], number), 1);
-    if (status == 200)
-        latencies(x, model, clock_mono_ns());
 }
 
-void stats_pick(const struct deployment *d, enum route_reason reason)
+void stats_pick(struct deployment *d, enum route_reason reason)
 {
-    metric_add(metric_series(picks, d->model_name, route_reason_name(reason)), 1);
+    stats_of(d);
+    struct metric **at = &d->stats->pick[reason];
+    if (!*at)
+        *at = metric_series(picks, d->model_name, route_reason_name(reason));
+    metric_add(*at, 1);
+}
+
+/* The model has another name, or is gone. */
+void stats_forget(struct deployment *d)
+{
+    free(d->stats);
+    d->stats = NULL;
 }
 
 void stats_retry(const struct deployment *d, const char *reason)

@@ -31,7 +31,7 @@ static double step(const struct cost_model *m, double batch, double kv_tokens)
 
 double cost_factor(const struct cost_fix *f)
 {
-    return exp(f->log_ratio);
+    return f->n ? f->factor : 1;
 }
 
 double cost_prefill_s(const struct cost_worker *w, uint64_t n_tokens, uint64_t context_tokens)
@@ -64,6 +64,7 @@ void cost_observe(struct cost_fix *f, double predicted_s, double measured_s)
     if (f->n < COST_MEMORY)
         weight = fmax(weight, 1.0 / (f->n + 1));
     f->log_ratio += weight * (r - f->log_ratio);
+    f->factor = exp(f->log_ratio);
     if (f->n < UINT32_MAX)
         f->n++;
 }

@@ -27,6 +27,7 @@ struct cost_model {
 
 struct cost_fix {
     double log_ratio; /* mean of ln(measured / predicted) */
+    double factor;    /* its exponential; meaningless while n is 0 */
     uint32_t n;
 };
 struct cost_worker { /* one worker: the model and its corrections */

@@ -63,6 +63,7 @@ enum route_reason {
     ROUTE_NO_WORKER,  /* nothing alive and ready */
     ROUTE_NO_DECODE,  /* nothing takes decode */
     ROUTE_NO_PREFILL, /* a split is demanded and nothing takes prefill */
+    ROUTE_REASONS,
 };
 const char *route_reason_name(enum route_reason r); /* "split", "alone", "no_worker", ... */
 

@@ -276,17 +276,43 @@ int codec_eof(struct codec *c)
     return CODEC_DONE;
 }
 
+static char *put(char *at, const char *text, size_t n)
+{
+    if (n)
+        memcpy(at, text, n);
+    return at + n;
+}
+
+#define PUT(at, literal) put(at, literal, sizeof(literal) - 1)
+
+/* By hand: this runs once a request, where formatted printing was a tenth of the cost. */
 int codec_write_head(struct buf *out, const char *method, const char *path, const char *host,
                      const char *bearer, const char *lines, const char *content_type,
                      size_t content_length)
 {
-    int rc = buf_printf(out, "%s %s HTTP/1.1\r\nHost: %s\r\n", method, path, host);
-    if (!rc && bearer)
-        rc = buf_printf(out, "Authorization: Bearer %s\r\n", bearer);
-    if (!rc && lines)
-        rc = buf_cstr(out, lines);
-    if (!rc && content_type)
-        rc = buf_printf(out, "Content-Type: %s\r\nContent-Length: %zu\r\n", content_type,
-                        content_length);
-    return rc ? rc : buf_cstr(out, "\r\n");
+    size_t nm = strlen(method), np = strlen(path), nh = strlen(host);
+    size_t nb = bearer ? strlen(bearer) : 0, nl = lines ? strlen(lines) : 0;
+    size_t nt = content_type ? strlen(content_type) : 0;
+    int rc = buf_reserve(out, nm + np + nh + nb + nl + nt + 160);
+    if (rc)
+        return rc;
+    char *at = out->data + out->n;
+    at = PUT(put(PUT(put(at, method, nm), " "), path, np), " HTTP/1.1\r\nHost: ");
+    at = PUT(put(at, host, nh), "\r\n");
+    if (bearer)
+        at = PUT(put(PUT(at, "Authorization: Bearer "), bearer, nb), "\r\n");
+    at = put(at, lines, nl);
+    if (content_type) {
+        char digits[24];
+        size_t i = sizeof digits;
+        do
+            digits[--i] = (char)('0' + content_length % 10);
+        while (content_length /= 10);
+        at = PUT(put(PUT(at, "Content-Type: "), content_type, nt), "\r\nContent-Length: ");
+        at = PUT(put(at, digits + i, sizeof digits - i), "\r\n");
+    }
+    at = PUT(at, "\r\n");
+    *at = 0;
+    out->n = (size_t)(at - out->data);
+    return 0;
 }

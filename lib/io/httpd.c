@@ -118,20 +118,6 @@ static size_t keep_escapes(void *ctx, struct MHD_Connection *mc, char *s)
     return strlen(s);
 }
 
-static void describe_peer(struct httpd_req *r)
-{
-    const union MHD_ConnectionInfo *info =
-        MHD_get_connection_info(r->mc, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
-    char host[48] = "?";
-    uint16_t port = 0;
-    if (info && info->client_addr->sa_family == AF_INET) {
-        const struct sockaddr_in *a = (const struct sockaddr_in *)(const void *)info->client_addr;
-        inet_ntop(AF_INET, &a->sin_addr, host, sizeof host);
-        port = ntohs(a->sin_port);
-    }
-    snprintf(r->peer, sizeof r->peer, "%s:%u", host, port);
-}
-
 /* First sight of an exchange: refuse what must not be read. */
 static enum MHD_Result begin(struct httpd_req *r, struct MHD_Connection *mc, const char *method)
 {
@@ -140,7 +126,6 @@ static enum MHD_Result begin(struct httpd_req *r, struct MHD_Connection *mc, con
     r->conn->req = r;
     r->method = xstrdup(method);
     r->h->active++;
-    describe_peer(r);
     const char *length = httpd_header(r, "Content-Length");
     uint64_t n = 0;
     if (length && httpd_header(r, "Transfer-Encoding")) {
@@ -232,7 +217,8 @@ static int start_daemon(struct httpd *h, struct err *e)
         flags, c->port, NULL, NULL, on_request, h, MHD_OPTION_EXTERNAL_LOGGER, ignore_mhd_log, NULL,
         MHD_OPTION_SOCK_ADDR, &addr, MHD_OPTION_LISTENING_ADDRESS_REUSE, 1u,
         MHD_OPTION_CONNECTION_LIMIT, c->max_connections ? c->max_connections : 1024u,
-        MHD_OPTION_CONNECTION_TIMEOUT, idle, MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)65536,
+        MHD_OPTION_CONNECTION_TIMEOUT, idle, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
+        (size_t)(c->connection_bytes ? c->connection_bytes : 65536),
         MHD_OPTION_NOTIFY_CONNECTION, on_connection, h, MHD_OPTION_NOTIFY_COMPLETED, on_completed, h,
         MHD_OPTION_URI_LOG_CALLBACK, on_uri, h, MHD_OPTION_UNESCAPE_CALLBACK, keep_escapes, NULL,
         MHD_OPTION_LISTEN_BACKLOG_SIZE, 1024u, MHD_OPTION_ARRAY, tls, MHD_OPTION_END);

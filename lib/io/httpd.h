@@ -23,6 +23,7 @@ struct httpd_config {
     uint16_t port;    /* 0: any; see httpd_port */
     size_t max_body_bytes;
     unsigned max_connections;    /* 0: 1024 */
+    unsigned connection_bytes;   /* memory of a connection: bounds its headers; cleared each request. 0: 64 KiB */
     unsigned idle_timeout_s;     /* keep-alive; 0: 120. Streams and pending replies are never timed out by the server */
     const char *tls_cert_pem, *tls_key_pem; /* both or neither */
     const char *tls_client_ca_pem;          /* optional: ask for client certificates */
@@ -45,7 +46,7 @@ const char *httpd_arg(struct httpd_req *r, const char *key);
 const char *httpd_header(const struct httpd_req *r, const char *name); /* NULL when absent */
 struct str httpd_body(const struct httpd_req *r); /* 16-byte aligned; valid until on_close or httpd_body_free */
 void httpd_body_free(struct httpd_req *r);        /* early, once parsed */
-const char *httpd_peer(const struct httpd_req *r); /* "127.0.0.1:1234" */
+const char *httpd_peer(struct httpd_req *r); /* "127.0.0.1:1234" */
 const char *httpd_client_cn(const struct httpd_req *r); /* common name of a verified client certificate, or NULL */
 
 void *httpd_user(const struct httpd_req *r);

@@ -2,6 +2,7 @@
 
 #include "lib/base/metrics.h"
 
+#include <arpa/inet.h>
 #include <errno.h>
 #include <gnutls/gnutls.h>
 #include <gnutls/x509.h>
@@ -145,8 +146,24 @@ void httpd_body_free(struct httpd_req *r)
     buf_fini(&r->body);
 }
 
-const char *httpd_peer(const struct httpd_req *r)
+static void describe_peer(struct httpd_req *r)
 {
+    const union MHD_ConnectionInfo *info =
+        MHD_get_connection_info(r->mc, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
+    char host[48] = "?";
+    uint16_t port = 0;
+    if (info && info->client_addr->sa_family == AF_INET) {
+        const struct sockaddr_in *a = (const struct sockaddr_in *)(const void *)info->client_addr;
+        inet_ntop(AF_INET, &a->sin_addr, host, sizeof host);
+        port = ntohs(a->sin_port);
+    }
+    snprintf(r->peer, sizeof r->peer, "%s:%u", host, port);
+}
+
+const char *httpd_peer(struct httpd_req *r)
+{
+    if (!*r->peer)
+        describe_peer(r);
     return r->peer;
 }
 
