@@ -120,6 +120,18 @@ static const char *trouble(struct build *b, const struct kube_pod *p, const char
     return text;
 }
 
+/* What the agent says of a worker that can't serve ("needs 9.1 GiB, node has 7.8"); NULL when it is
+ * only starting, draining or changing its role. */
+static const char *worker_trouble(struct build *b, const struct kube_pod *p)
+{
+    static const char *const words[] = {"WorkerCrashed", "InsufficientMemory"};
+    const struct kube_condition *c = kube_condition_find(&p->conditions, GATE_ROLE);
+    for (size_t i = 0; c && c->reason && i < sizeof words / sizeof *words; i++)
+        if (strcmp(c->reason, words[i]) == 0)
+            return arena_printf(b->a, "%s: %.300s", c->reason, c->message ? c->message : "");
+    return NULL;
+}
+
 static void fill_pod(struct build *b, const struct kube_pod *p, struct rec_pod *out)
 {
     const struct kube_condition *scheduled = kube_condition_find(&p->conditions, "PodScheduled");
@@ -129,6 +141,7 @@ static void fill_pod(struct build *b, const struct kube_pod *p, struct rec_pod *
     bool failed =
         p->phase && (strcmp(p->phase, "Failed") == 0 || strcmp(p->phase, "Succeeded") == 0);
     const char *text = trouble(b, p, &crash, &ended);
+    const char *worker = worker_trouble(b, p), *record = kube_annotation(&p->meta, ANN_LAST_CRASH);
     int32_t epoch = annotation_number(&p->meta, ANN_EPOCH);
     *out = (struct rec_pod){
         .name = keep(b, p->meta.name),
@@ -141,14 +154,14 @@ static void fill_pod(struct build *b, const struct kube_pod *p, struct rec_pod *
         .failed = failed,
         .unschedulable = !p->node && scheduled && strcmp(scheduled->status, "False") == 0 &&
                          scheduled->reason && strcmp(scheduled->reason, "Unschedulable") == 0,
-        .trouble = text,
+        .trouble = worker ? worker : text,
         .standby_ready = actual && strcmp(actual, "standby") == 0,
         .created_ns = p->meta.created_ns,
         .failed_ns = failed ? ended : 0,
         .backoff_until_ns = annotation_time(&p->meta, ANN_BACKOFF_UNTIL),
         .epoch = epoch > 0 ? (uint32_t)epoch : 0,
         .load = load_of_pod(b->ctl, p->meta.uid),
-        .crash = crash,
+        .crash = record ? keep(b, record) : crash,
     };
 }
 

@@ -78,8 +78,12 @@ static int32_t prefill_need(const struct scale_input *in, const struct sums *s, 
 
 static int32_t decode_need(const struct scale_input *in, const struct sums *s, double use)
 {
+    /* Those who wait count as KV only where KV is short: else they wait for a prefill worker's
+     * turn. */
     double each = s->running ? (double)s->used_blocks / s->running : 1;
-    double blocks = (double)s->used_blocks + each * (s->waiting + in->held_requests);
+    bool is_short = (double)s->used_blocks >= KV_UP * s->blocks * s->heard_of;
+    double blocks =
+        (double)s->used_blocks + (is_short ? each * (s->waiting + in->held_requests) : 0);
     if (blocks <= 0)
         return 0;
     if (s->blocks <= 0)
@@ -164,8 +168,8 @@ static void choose(const struct scale_input *in, const struct sums *s, const str
             return;
         }
         out->to = m->trough;
-        snprintf(out->reason, sizeof out->reason, "%s need %d groups; %d are asked for", what,
-                 m->trough, in->current);
+        snprintf(out->reason, sizeof out->reason, "%s need %d groups%s; %d are asked for", what,
+                 m->trough, out->need_up > in->max ? " or more than bounds.max" : "", in->current);
         return;
     }
     if (m->below_since_ns && now - m->below_since_ns >= in->down_window_ns) {

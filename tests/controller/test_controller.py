@@ -1,5 +1,6 @@
 """What a person does with kubectl, and what the controller makes of it."""
 import base64
+import json
 import random
 import signal
 import time
@@ -156,6 +157,18 @@ def test_a_failed_pod_is_replaced_with_a_record(world):
     time.sleep(2)
     assert [p["metadata"]["uid"] for p in world.pods("decode")] == [new["uid"]]
     assert world.condition("chat", "Ready")["reason"] == "PodFailed"
+
+
+def test_what_keeps_a_worker_from_serving_is_told(world):
+    world.controller()
+    world.apply(infd(prefill=0))
+    wait(counts(world, decode=1))
+    pod = world.pods("decode")[0]["metadata"]["name"]
+    world.kubectl("patch", "pod", pod, "--subresource=status", "--type=merge", "-p", json.dumps({"status": {"conditions": [
+        {"type": "serving.baton.dev/role", "status": "False", "reason": "InsufficientMemory",
+         "message": "needs 9.1 GiB, node has 7.8"}]}}))
+    c = wait(lambda: (lambda x: x if x.get("reason") == "PodCrashing" else None)(world.condition("chat", "Ready")))
+    assert "needs 9.1 GiB, node has 7.8" in c["message"] and pod in c["message"]
 
 
 def test_the_older_of_two_with_one_model_name_serves(world):

@@ -101,6 +101,15 @@ static void kv_in_use_and_requests_that_wait_raise_decode(void **state)
     assert_int_equal(after(&s, 10), 4); /* (180 + 10 x 10) / 70 */
 }
 
+static void requests_that_wait_for_a_prefill_worker_do_not_raise_decode(void **state)
+{
+    struct scene s;
+    (void)state;
+    scene(&s, REC_DECODE, 1, 1, 10, 1);
+    s.samples[0].kv_blocks_used = 40, s.samples[0].running = 1, s.samples[0].waiting = 59;
+    assert_int_equal(after(&s, 30), 1);
+}
+
 static void slow_steps_raise_decode(void **state)
 {
     struct scene s;
@@ -358,6 +367,7 @@ int main(void)
         cmocka_unit_test(arriving_tokens_alone_raise_prefill),
         cmocka_unit_test(prefill_load_leaves_a_quiet_decode_role_alone),
         cmocka_unit_test(kv_in_use_and_requests_that_wait_raise_decode),
+        cmocka_unit_test(requests_that_wait_for_a_prefill_worker_do_not_raise_decode),
         cmocka_unit_test(slow_steps_raise_decode),
         cmocka_unit_test(a_spike_of_a_moment_changes_nothing),
         cmocka_unit_test(pending_groups_count_so_that_up_does_not_run_away),
