@@ -19,13 +19,6 @@ bool mat_form_is_float(enum mat_form form)
     return form == MAT_F32 || form == MAT_F16 || form == MAT_BF16;
 }
 
-enum act_kind mat_act(enum mat_form form)
-{
-    if (mat_form_is_float(form))
-        return ACT_FLOAT;
-    return form == MAT_N4MF || form == MAT_I8MF || form == MAT_I8B16 ? ACT_K : ACT_32;
-}
-
 void mat_shape(enum mat_form form, uint32_t rows, uint32_t cols, struct mat_shape *out)
 {
     static const struct {

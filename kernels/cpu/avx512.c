@@ -9,7 +9,6 @@ const struct kernel_ops avx512_ops = {
     .geglu = avx512_geglu,
     .add = avx512_add,
     .scale = avx512_scale,
-    .scale_f16 = avx512_scale_f16,
     .attention = avx512_attention,
     .to_f16 = avx512_to_f16,
     .max = avx512_max,

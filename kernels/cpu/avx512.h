@@ -5,11 +5,16 @@
 #include <immintrin.h>
 
 #define INLINE static inline __attribute__((always_inline))
+#if defined(__clang__) /* loops with constant bounds, so that arrays of vectors become registers */
+#define UNROLL _Pragma("unroll")
+#else
+#define UNROLL _Pragma("GCC unroll 16")
+#endif
 
 extern const struct kernel_ops avx512_ops;
 
 void avx512_rms_norm(const float *x, const float *w, float eps, uint32_t n, float *y);
-void avx512_quantize(enum act_kind kind, const float *x, uint32_t n, int8_t *codes, struct act_block *blocks);
+void avx512_quantize(const float *x, uint32_t n, int8_t *codes, struct act_block *blocks);
 void avx512_matmul(const struct mat *m, uint32_t g0, uint32_t g1, const struct acts *x, uint32_t n, float *y,
                    size_t ldy);
 void avx512_matmul_float(const struct mat *m, uint32_t g0, uint32_t g1, const struct acts *x, uint32_t n,
@@ -18,7 +23,6 @@ void avx512_swiglu(const float *gate, const float *up, uint32_t n, float *out);
 void avx512_geglu(const float *gate, const float *up, uint32_t n, float *out);
 void avx512_add(float *x, const float *y, uint32_t n);
 void avx512_scale(float *x, float s, uint32_t n);
-void avx512_scale_f16(float *x, float s, uint32_t n);
 void avx512_attention(const struct attn *a);
 void avx512_to_f16(const float *x, uint16_t *out, uint32_t n);
 float avx512_max(const float *x, uint32_t n);
@@ -55,9 +59,4 @@ INLINE float lanes512(__m512 v)
     __m128 b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
     __m128 c = _mm_add_ps(b, _mm_movehl_ps(b, b));
     return _mm_cvtss_f32(_mm_add_ss(c, _mm_movehdup_ps(c)));
-}
-
-INLINE __m512 round_f16(__m512 x)
-{
-    return _mm512_cvtph_ps(_mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
 }

@@ -34,22 +34,27 @@ INLINE __m512 kv_load(const uint8_t *p, bool f32, size_t i)
 INLINE void transpose(__m512 r[16])
 {
     __m512 t[16];
+    UNROLL
     for (int i = 0; i < 16; i += 2) {
         t[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
         t[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
     }
+    UNROLL
     for (int i = 0; i < 16; i += 4)
+        UNROLL
         for (int j = 0; j < 2; j++) {
             __m512d a = _mm512_castps_pd(t[i + j]), b = _mm512_castps_pd(t[i + j + 2]);
             r[i + 2 * j] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b));
             r[i + 2 * j + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
         }
+    UNROLL
     for (int i = 0; i < 4; i++) { /* r[4q + i]: column 4l + i of rows 4q..4q+3 in 128-bit lane l */
         t[i] = _mm512_shuffle_f32x4(r[i], r[i + 4], 0x88);
         t[i + 4] = _mm512_shuffle_f32x4(r[i], r[i + 4], 0xdd);
         t[i + 8] = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0x88);
         t[i + 12] = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0xdd);
     }
+    UNROLL
     for (int i = 0; i < 4; i++) {
         r[i] = _mm512_shuffle_f32x4(t[i], t[i + 8], 0x88);
         r[i + 8] = _mm512_shuffle_f32x4(t[i], t[i + 8], 0xdd);
@@ -64,9 +69,11 @@ static void load_keys(const struct unit *u, const uint8_t *k, uint32_t n)
     for (uint32_t t = 0; t < ATTN_WINDOW; t += 16)
         for (uint32_t d = 0; d < dim; d += 16) {
             __m512 r[16];
+            UNROLL
             for (uint32_t i = 0; i < 16; i++)
                 r[i] = t + i < n ? kv_load(k, u->a->kv_f32, (size_t)(t + i) * dim + d) : _mm512_setzero_ps();
             transpose(r);
+            UNROLL
             for (uint32_t i = 0; i < 16; i++)
                 _mm512_store_ps(u->k + (size_t)(d + i) * ATTN_WINDOW + t, r[i]);
         }
@@ -95,6 +102,7 @@ INLINE void scores(const struct unit *u, uint32_t first, uint32_t n)
 {
     const float *q[Q];
     __m512 lo[Q], hi[Q];
+    UNROLL
     for (uint32_t i = 0; i < n; i++) {
         q[i] = query_at(u, first + i);
         lo[i] = hi[i] = _mm512_setzero_ps();
@@ -102,12 +110,14 @@ INLINE void scores(const struct unit *u, uint32_t first, uint32_t n)
     for (uint32_t d = 0; d < u->a->head_dim; d++) {
         __m512 k0 = _mm512_load_ps(u->k + (size_t)d * ATTN_WINDOW);
         __m512 k1 = _mm512_load_ps(u->k + (size_t)d * ATTN_WINDOW + 16);
+        UNROLL
         for (uint32_t i = 0; i < n; i++) {
             __m512 x = _mm512_set1_ps(q[i][d]);
             lo[i] = _mm512_fmadd_ps(x, k0, lo[i]);
             hi[i] = _mm512_fmadd_ps(x, k1, hi[i]);
         }
     }
+    UNROLL
     for (uint32_t i = 0; i < n; i++) {
         _mm512_store_ps(u->p + (size_t)(first + i) * ATTN_WINDOW, lo[i]);
         _mm512_store_ps(u->p + (size_t)(first + i) * ATTN_WINDOW + 16, hi[i]);
@@ -140,19 +150,25 @@ static void softmax(const struct unit *u, uint32_t i, uint32_t base)
 INLINE void weighted(const struct unit *u, uint32_t first, uint32_t n, uint32_t d, uint32_t w, uint32_t t0, uint32_t t1)
 {
     __m512 acc[Q][4];
+    UNROLL
     for (uint32_t i = 0; i < n; i++)
+        UNROLL
         for (uint32_t j = 0; j < w; j++)
             acc[i][j] = _mm512_mul_ps(_mm512_loadu_ps(out_at(u, first + i) + d + j * 16),
                                       _mm512_set1_ps(u->factor[first + i]));
     for (uint32_t t = t0; t < t1; t++) {
         const float *v = u->v + (size_t)t * u->a->head_dim + d;
+        UNROLL
         for (uint32_t i = 0; i < n; i++) {
             __m512 p = _mm512_set1_ps(u->p[(size_t)(first + i) * ATTN_WINDOW + t]);
+            UNROLL
             for (uint32_t j = 0; j < w; j++)
                 acc[i][j] = _mm512_fmadd_ps(p, _mm512_load_ps(v + j * 16), acc[i][j]);
         }
     }
+    UNROLL
     for (uint32_t i = 0; i < n; i++)
+        UNROLL
         for (uint32_t j = 0; j < w; j++)
             _mm512_storeu_ps(out_at(u, first + i) + d + j * 16, acc[i][j]);
 }

@@ -33,37 +33,54 @@ INLINE __m512i four_codes(const int8_t *p)
     return _mm512_set1_epi32(v);
 }
 
-/* Adds products of quads [v0, v1) (4 columns each) of one block to acc[g][t]. */
-INLINE void dot_bytes(const struct tile *k, int ng, int nt, uint32_t b, int v0, int v1, __m512i acc[][TILE_TOKENS])
+/* Sums of products with the h and the l of the activations. */
+struct sums {
+    __m512i h, l;
+};
+
+INLINE void dot(struct sums *s, __m512i w, const int8_t *x)
 {
+    s->h = _mm512_dpbusd_epi32(s->h, w, four_codes(x));
+    s->l = _mm512_dpbusd_epi32(s->l, w, four_codes(x + BLOCK_COLS));
+}
+
+/* Adds products of quads [v0, v1) (4 columns each) of one block to acc[g][t]. */
+INLINE void dot_bytes(const struct tile *k, int ng, int nt, uint32_t b, int v0, int v1, struct sums acc[][TILE_TOKENS])
+{
+    UNROLL
     for (int v = v0; v < v1; v++)
+        UNROLL
         for (int g = 0; g < ng; g++) {
             __m512i w = _mm512_load_si512(k->rec + (size_t)g * k->group_bytes + (size_t)b * 512 + (size_t)v * 64);
+            UNROLL
             for (int t = 0; t < nt; t++)
-                acc[g][t] = _mm512_dpbusd_epi32(
-                    acc[g][t], w, four_codes(k->codes + ((size_t)t * k->n_blocks + b) * 32 + (size_t)v * 4));
+                dot(&acc[g][t], w, k->codes + ((size_t)t * k->n_blocks + b) * ACT_BLOCK_BYTES + (size_t)v * 4);
         }
 }
 
-INLINE void dot_nibbles(const struct tile *k, int ng, int nt, uint32_t b, __m512i acc[][TILE_TOKENS])
+INLINE void dot_nibbles(const struct tile *k, int ng, int nt, uint32_t b, struct sums acc[][TILE_TOKENS])
 {
     const __m512i low = _mm512_set1_epi8(15);
+    UNROLL
     for (int v = 0; v < 4; v++)
+        UNROLL
         for (int g = 0; g < ng; g++) {
             __m512i w = _mm512_load_si512(k->rec + (size_t)g * k->group_bytes + (size_t)b * 256 + (size_t)v * 64);
             __m512i hi = _mm512_and_si512(_mm512_srli_epi16(w, 4), low);
             w = _mm512_and_si512(w, low);
+            UNROLL
             for (int t = 0; t < nt; t++) {
-                const int8_t *x = k->codes + ((size_t)t * k->n_blocks + b) * 32 + (size_t)v * 4;
-                acc[g][t] = _mm512_dpbusd_epi32(acc[g][t], w, four_codes(x));
-                acc[g][t] = _mm512_dpbusd_epi32(acc[g][t], hi, four_codes(x + 16));
+                const int8_t *x = k->codes + ((size_t)t * k->n_blocks + b) * ACT_BLOCK_BYTES + (size_t)v * 4;
+                dot(&acc[g][t], w, x);
+                dot(&acc[g][t], hi, x + 16);
             }
         }
 }
 
 /* Starts acc at -zero x sum of the activations. half: -1 the whole block, 0 and 1 its halves. */
-INLINE void start(const struct tile *k, int ng, int nt, uint32_t b, int zero_bits, int half, __m512i acc[][TILE_TOKENS])
+INLINE void start(const struct tile *k, int ng, int nt, uint32_t b, int zero_bits, int half, struct sums acc[][TILE_TOKENS])
 {
+    UNROLL
     for (int t = 0; t < nt; t++) {
         const struct act_block *x = k->blocks + (size_t)t * k->n_blocks + b;
         __m512i a = _mm512_setzero_si512();
@@ -71,28 +88,34 @@ INLINE void start(const struct tile *k, int ng, int nt, uint32_t b, int zero_bit
             int32_t sum = half < 0 ? x->neg_sum : half == 0 ? x->neg_low : x->neg_sum - x->neg_low;
             a = _mm512_slli_epi32(_mm512_set1_epi32(sum), (unsigned)zero_bits);
         }
+        UNROLL
         for (int g = 0; g < ng; g++)
-            acc[g][t] = a;
+            acc[g][t] = (struct sums){_mm512_setzero_si512(), a};
     }
 }
 
 /* out += acc x (weight scale x activation scale). */
 INLINE void finish(const struct tile *k, int ng, int nt, uint32_t b, bool f32, uint32_t scale,
-                   __m512i acc[][TILE_TOKENS], __m512 out[][TILE_TOKENS])
+                   struct sums acc[][TILE_TOKENS], __m512 out[][TILE_TOKENS])
 {
+    UNROLL
     for (int g = 0; g < ng; g++) {
         __m512 w = scales_at(k->rec + (size_t)g * k->group_bytes + k->shape->scales_at, f32, scale);
+        UNROLL
         for (int t = 0; t < nt; t++) {
             __m512 d = _mm512_mul_ps(w, _mm512_set1_ps(k->blocks[(size_t)t * k->n_blocks + b].scale));
-            out[g][t] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(acc[g][t]), d, out[g][t]);
+            __m512i i = _mm512_add_epi32(_mm512_slli_epi32(acc[g][t].h, 7), acc[g][t].l);
+            out[g][t] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(i), d, out[g][t]);
         }
     }
 }
 
 INLINE void add_minima(const struct tile *k, int ng, int nt, uint32_t b, bool f32, __m512 out[][TILE_TOKENS])
 {
+    UNROLL
     for (int g = 0; g < ng; g++) {
         __m512 w = scales_at(k->rec + (size_t)g * k->group_bytes + k->shape->mins_at, f32, b);
+        UNROLL
         for (int t = 0; t < nt; t++)
             out[g][t] = _mm512_fmadd_ps(w, _mm512_set1_ps(k->blocks[(size_t)t * k->n_blocks + b].scaled_sum),
                                         out[g][t]);
@@ -101,7 +124,9 @@ INLINE void add_minima(const struct tile *k, int ng, int nt, uint32_t b, bool f3
 
 INLINE void store(const struct tile *k, int ng, int nt, __m512 out[][TILE_TOKENS])
 {
+    UNROLL
     for (int g = 0; g < ng; g++)
+        UNROLL
         for (int t = 0; t < nt; t++)
             _mm512_mask_storeu_ps(k->y + (size_t)t * k->ldy + (size_t)g * 16,
                                   g == ng - 1 ? k->last : (__mmask16)0xffff, out[g][t]);
@@ -109,6 +134,7 @@ INLINE void store(const struct tile *k, int ng, int nt, __m512 out[][TILE_TOKENS
 
 INLINE void prefetch(const struct tile *k, int ng, uint32_t b, size_t code_bytes)
 {
+    UNROLL
     for (int g = 0; g < ng; g++)
         for (size_t i = 0; i < code_bytes; i += 64)
             _mm_prefetch((const char *)k->rec + (size_t)g * k->group_bytes + (b + 4) * code_bytes + i, _MM_HINT_T0);
@@ -121,14 +147,17 @@ INLINE void tile_run(const struct tile *k, enum mat_form form, int ng, int nt)
     const bool minima = form == MAT_N4M || form == MAT_N4MF || form == MAT_I8M || form == MAT_I8MF;
     const int zero_bits = form == MAT_N4 ? 3 : form == MAT_I8 || form == MAT_I8B16 ? 7 : 0;
     __m512 out[4][TILE_TOKENS];
-    __m512i acc[4][TILE_TOKENS];
+    struct sums acc[4][TILE_TOKENS];
+    UNROLL
     for (int g = 0; g < ng; g++)
+        UNROLL
         for (int t = 0; t < nt; t++)
             out[g][t] = _mm512_setzero_ps();
     for (uint32_t b = 0; b < k->n_blocks; b++) {
         if (nt <= 2)
             prefetch(k, ng, b, nibbles ? 256 : 512);
         if (form == MAT_I8B16) {
+            UNROLL
             for (int half = 0; half < 2; half++) {
                 start(k, ng, nt, b, zero_bits, half, acc);
                 dot_bytes(k, ng, nt, b, half * 4, half * 4 + 4, acc);
@@ -183,11 +212,10 @@ static const tile_fn single[MAT_F32][TILE_TOKENS] = TABLE(tile1_);
 static void panel(const struct mat *m, const struct mat_shape *s, uint32_t g0, uint32_t g1, const struct acts *x,
                   uint32_t t0, uint32_t nt, float *y, size_t ldy)
 {
-    enum act_kind kind = mat_act(m->form);
     struct tile k = {.group_bytes = s->group_bytes,
                      .shape = s,
-                     .codes = x->codes[kind] + (size_t)t0 * s->blocks * BLOCK_COLS,
-                     .blocks = x->blocks[kind] + (size_t)t0 * s->blocks,
+                     .codes = x->codes + (size_t)t0 * s->blocks * ACT_BLOCK_BYTES,
+                     .blocks = x->blocks + (size_t)t0 * s->blocks,
                      .n_blocks = s->blocks,
                      .ldy = ldy};
     uint32_t together = GROUPS_FOR(nt);

@@ -18,13 +18,16 @@ INLINE void tile(enum mat_form form, const uint8_t *rec, uint32_t cols, const fl
                  float *y, size_t ldy, __mmask16 rows)
 {
     __m512 acc[TOKENS];
+    UNROLL
     for (uint32_t t = 0; t < TOKENS; t++)
         acc[t] = _mm512_setzero_ps();
     for (uint32_t k = 0; k < cols; k++) {
         __m512 w = weights(form, rec, k);
+        UNROLL
         for (uint32_t t = 0; t < nt; t++)
             acc[t] = _mm512_fmadd_ps(w, _mm512_set1_ps(x[t * ldx + k]), acc[t]);
     }
+    UNROLL
     for (uint32_t t = 0; t < nt; t++)
         _mm512_mask_storeu_ps(y + t * ldy, rows, acc[t]);
 }

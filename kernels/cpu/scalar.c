@@ -9,7 +9,6 @@ const struct kernel_ops scalar_ops = {
     .geglu = scalar_geglu,
     .add = scalar_add,
     .scale = scalar_scale,
-    .scale_f16 = scalar_scale_f16,
     .attention = scalar_attention,
     .to_f16 = scalar_to_f16,
     .max = scalar_max,

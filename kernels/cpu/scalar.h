@@ -9,14 +9,13 @@
 extern const struct kernel_ops scalar_ops;
 
 void scalar_rms_norm(const float *x, const float *w, float eps, uint32_t n, float *y);
-void scalar_quantize(enum act_kind kind, const float *x, uint32_t n, int8_t *codes, struct act_block *blocks);
+void scalar_quantize(const float *x, uint32_t n, int8_t *codes, struct act_block *blocks);
 void scalar_matmul(const struct mat *m, uint32_t g0, uint32_t g1, const struct acts *x, uint32_t n, float *y,
                    size_t ldy);
 void scalar_swiglu(const float *gate, const float *up, uint32_t n, float *out);
 void scalar_geglu(const float *gate, const float *up, uint32_t n, float *out);
 void scalar_add(float *x, const float *y, uint32_t n);
 void scalar_scale(float *x, float s, uint32_t n);
-void scalar_scale_f16(float *x, float s, uint32_t n);
 void scalar_attention(const struct attn *a);
 void scalar_to_f16(const float *x, uint16_t *out, uint32_t n);
 float scalar_max(const float *x, uint32_t n);

@@ -1,46 +1,32 @@
 /* Quantisation of activations and matrix products. */
 #include "kernels/cpu/scalar.h"
 
-/* Codes and sums of up to 32 columns, all multiplied by `inv`. */
-static void quantize_block(const float *x, uint32_t n, float inv, int8_t *codes, struct act_block *b)
+static void quantize_block(const float *x, uint32_t n, int8_t *codes, struct act_block *b)
 {
+    float max = 0;
+    for (uint32_t i = 0; i < n; i++)
+        max = fabsf(x[i]) > max ? fabsf(x[i]) : max;
+    float inv = max > 1e-30f ? ACT_STEPS / max : 0.0f, scale = inv > 0.0f ? max / ACT_STEPS : 0.0f;
     int32_t sum[2] = {0, 0};
     for (uint32_t i = 0; i < BLOCK_COLS; i++) {
         float v = i < n ? rintf(x[i] * inv) : 0.0f;
         v = v < ACT_STEPS ? v : ACT_STEPS;
         v = v > -ACT_STEPS ? v : -ACT_STEPS;
-        codes[i] = (int8_t)v;
-        sum[i / 16] += codes[i];
+        int32_t q = (int32_t)v, h = (q + 64) >> 7;
+        codes[i] = (int8_t)h;
+        codes[BLOCK_COLS + i] = (int8_t)(q - h * 128);
+        sum[i / 16] += q;
     }
-    *b = (struct act_block){.neg_sum = -(sum[0] + sum[1]), .neg_low = -sum[0]};
+    *b = (struct act_block){.scale = scale,
+                            .scaled_sum = scale * (float)(sum[0] + sum[1]),
+                            .neg_sum = -(sum[0] + sum[1]),
+                            .neg_low = -sum[0]};
 }
 
-static float abs_max(const float *x, uint32_t n)
+void scalar_quantize(const float *x, uint32_t n, int8_t *codes, struct act_block *blocks)
 {
-    float m = 0;
-    for (uint32_t i = 0; i < n; i++)
-        m = fabsf(x[i]) > m ? fabsf(x[i]) : m;
-    return m;
-}
-
-void scalar_quantize(enum act_kind kind, const float *x, uint32_t n, int8_t *codes, struct act_block *blocks)
-{
-    uint32_t step = kind == ACT_K ? ACT_COLS_K : BLOCK_COLS;
-    for (uint32_t i = 0; i < n; i += step) {
-        uint32_t end = n - i < step ? n : i + step;
-        float max = abs_max(x + i, end - i), inv = max > 1e-30f ? ACT_STEPS / max : 0.0f;
-        float scale = kind == ACT_K ? 1.0f / inv : max / ACT_STEPS;
-        if (inv == 0.0f)
-            scale = 0.0f;
-        for (uint32_t c = i; c < end; c += BLOCK_COLS) {
-            struct act_block *b = &blocks[c / BLOCK_COLS];
-            quantize_block(x + c, end - c < BLOCK_COLS ? end - c : BLOCK_COLS, inv, codes + c, b);
-            b->scale = kind == ACT_K ? scale : f16_to_f32(f32_to_f16(scale));
-            b->scaled_sum = scale * (float)-b->neg_sum;
-            if (kind != ACT_K)
-                b->scaled_sum = f16_to_f32(f32_to_f16(b->scaled_sum));
-        }
-    }
+    for (uint32_t i = 0; i < n; i += BLOCK_COLS)
+        quantize_block(x + i, n - i < BLOCK_COLS ? n - i : BLOCK_COLS, codes + (size_t)i * 2, &blocks[i / BLOCK_COLS]);
 }
 
 static float scale_at(const uint8_t *p, bool f32, size_t i)
@@ -67,10 +53,12 @@ static void row_codes(const uint8_t *p, bool nibbles, uint32_t lane, int32_t out
 
 static int32_t dot(const int32_t *w, const int8_t *x, uint32_t from, uint32_t to)
 {
-    int32_t sum = 0;
-    for (uint32_t c = from; c < to; c++)
-        sum += w[c] * x[c];
-    return sum;
+    int32_t h = 0, l = 0;
+    for (uint32_t c = from; c < to; c++) {
+        h += w[c] * x[c];
+        l += w[c] * x[BLOCK_COLS + c];
+    }
+    return h * 128 + l;
 }
 
 static float quantised_row(const struct mat *m, const struct mat_shape *s, const uint8_t *rec, uint32_t lane,
@@ -79,7 +67,7 @@ static float quantised_row(const struct mat *m, const struct mat_shape *s, const
     bool f32 = s->scale_bytes >= 64, nibbles = s->code_bytes == 256;
     int32_t zero = m->form == MAT_N4 ? 8 : s->mins_at ? 0 : 128;
     float acc = 0;
-    for (uint32_t b = 0; b < s->blocks; b++, codes += BLOCK_COLS, xb++) {
+    for (uint32_t b = 0; b < s->blocks; b++, codes += ACT_BLOCK_BYTES, xb++) {
         int32_t w[BLOCK_COLS];
         row_codes(rec + (size_t)b * s->code_bytes, nibbles, lane, w);
         if (m->form == MAT_I8B16) {
@@ -120,16 +108,15 @@ void scalar_matmul(const struct mat *m, uint32_t g0, uint32_t g1, const struct a
 {
     struct mat_shape s;
     mat_shape(m->form, m->rows, m->cols, &s);
-    enum act_kind kind = mat_act(m->form);
+    bool is_float = mat_form_is_float(m->form);
     for (uint32_t row = g0 * GROUP_ROWS; row < g1 * GROUP_ROWS && row < m->rows; row++) {
         const uint8_t *rec = m->data + row / GROUP_ROWS * s.group_bytes;
         uint32_t lane = row % GROUP_ROWS;
         for (uint32_t t = 0; t < n; t++) {
             size_t at = (size_t)t * x->n_blocks;
-            y[t * ldy + row] = kind == ACT_FLOAT
-                                   ? float_row(m, rec, lane, x->x + t * x->ldx)
-                                   : quantised_row(m, &s, rec, lane, x->codes[kind] + at * BLOCK_COLS,
-                                                   x->blocks[kind] + at);
+            y[t * ldy + row] = is_float ? float_row(m, rec, lane, x->x + t * x->ldx)
+                                        : quantised_row(m, &s, rec, lane, x->codes + at * ACT_BLOCK_BYTES,
+                                                        x->blocks + at);
         }
     }
 }

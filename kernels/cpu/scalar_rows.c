@@ -23,27 +23,18 @@ void scalar_scale(float *x, float s, uint32_t n)
         x[i] *= s;
 }
 
-void scalar_scale_f16(float *x, float s, uint32_t n)
-{
-    for (uint32_t i = 0; i < n; i++)
-        x[i] = f16_to_f32(f32_to_f16(x[i])) * s;
-}
-
 void scalar_swiglu(const float *gate, const float *up, uint32_t n, float *out)
 {
     for (uint32_t i = 0; i < n; i++)
         out[i] = gate[i] / (1.0f + scalar_exp(-gate[i])) * up[i];
 }
 
-/* 0.5 x (1 + tanh(u)) = x / (1 + exp(-2u)), u = sqrt(2/pi) (x + 0.044715 x^3); 0 and x itself outside of +-10; x and the
- * result rounded to f16, as ggml's table has them. */
+/* 0.5 x (1 + tanh(u)) = x / (1 + exp(-2u)), u = sqrt(2/pi) (x + 0.044715 x^3). */
 void scalar_geglu(const float *gate, const float *up, uint32_t n, float *out)
 {
     for (uint32_t i = 0; i < n; i++) {
-        float x = f16_to_f32(f32_to_f16(gate[i])), u = x * fmaf(0.044715f * x, x, 1.0f);
-        float y = f16_to_f32(f32_to_f16(x / (1.0f + scalar_exp(u * -1.59576912f))));
-        y = gate[i] > -10.0f ? y : 0.0f;
-        out[i] = (gate[i] < 10.0f ? y : gate[i]) * up[i];
+        float x = gate[i], u = x * fmaf(0.044715f * x, x, 1.0f);
+        out[i] = x / (1.0f + scalar_exp(u * -1.59576912f)) * up[i];
     }
 }
 
