@@ -4,7 +4,7 @@ not to the Unicode 14 tables of Debian 12's PCRE2 (and of this Python's unicoded
   tools/goldens-llm-unicode.py > lib/llm/unicode_later.c"""
 import unicodedata
 
-from tokenizers import Regex, pre_tokenizers
+from tokenizers import Regex, normalizers, pre_tokenizers
 
 CODE_POINTS = [c for c in range(0x110000) if not 0xD800 <= c <= 0xDFFF]
 NAMES = ["L", "Lu", "Ll", "Lm", "Lo", "N", "Nd", "No", "M", "Mn", "Mc", "P", "S"]
@@ -30,6 +30,23 @@ def digits():
     return found
 
 
+def unknown_to_normalizers(all_marks):
+    """Combining characters that Hugging Face's normalizers (Unicode 9) leave where they are."""
+    nfc, nfd = normalizers.NFC().normalize_str, normalizers.NFD().normalize_str
+    out = set()
+    for c in CODE_POINTS:
+        ch = chr(c)
+        probe = "a" + ch + "\u0334"
+        if unicodedata.category(ch) == "Cn":
+            if c in all_marks and nfc(probe) == probe:
+                out.add(c)
+        elif unicodedata.combining(ch) > 1 and nfc(probe) != unicodedata.normalize("NFC", probe):
+            out.add(c)
+        elif nfd(ch) == ch and unicodedata.normalize("NFD", ch) != ch:
+            out.add(c)
+    return out
+
+
 def ranges(points):
     out = []
     for c in sorted(points):
@@ -50,6 +67,7 @@ def main():
         old = {c for c in CODE_POINTS if unicodedata.category(chr(c)).startswith(name)}
         sets[name] = matched("\\p{%s}" % name) - old
     sets["is_numeric"] = digits() - {c for c in CODE_POINTS if unicodedata.category(chr(c)).startswith("N")}
+    sets["unnormalized"] = unknown_to_normalizers(matched("\\p{M}"))
     for name, points in sets.items():
         print("static const struct unicode_range range_%s[] = {" % name)
         for a, b in ranges(points):

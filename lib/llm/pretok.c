@@ -29,11 +29,11 @@ static size_t property_at(const char *p, size_t n, struct str *name)
 /* A property, with the characters that PCRE2's tables are too old for. */
 static int spell_property(struct str whole, struct str name, bool in_set, struct buf *out)
 {
-    const struct unicode_set *u = unicode_later;
-    while (u->name && !str_eq_c(name, u->name))
-        u++;
+    char z[16] = "";
+    memcpy(z, name.p, name.n < sizeof z ? name.n : 0);
+    const struct unicode_set *u = unicode_later_find(z);
     bool negated = whole.p[1] == 'P';
-    if (!u->name || (negated && in_set))
+    if (!u || (negated && in_set))
         return buf_str(out, whole); /* a negated one inside a set has no plain spelling */
     int rc = in_set ? 0 : buf_cstr(out, negated ? "[^" : "[");
     if (!rc)

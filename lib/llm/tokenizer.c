@@ -1,5 +1,6 @@
 #include "lib/llm/tokenizer_impl.h"
 
+#include "lib/llm/unicode_later.h"
 #include "lib/llm/utf8.h"
 
 #include <errno.h>
@@ -102,20 +103,40 @@ static void scratch_give(const struct tokenizer *ct, struct tok_scratch *s)
 
 /* ---- normalising ---- */
 
-static int norm_unicode(enum norm_kind kind, struct str in, struct buf *out)
+static int norm_run(int options, struct str in, struct buf *out)
 {
-    int opt = UTF8PROC_STABLE;
-    opt |= kind == NORM_NFC || kind == NORM_NFKC ? UTF8PROC_COMPOSE : UTF8PROC_DECOMPOSE;
-    if (kind == NORM_NFKC || kind == NORM_NFKD)
-        opt |= UTF8PROC_COMPAT;
     utf8proc_uint8_t *p = NULL;
     utf8proc_ssize_t n = utf8proc_map((const utf8proc_uint8_t *)in.p, (utf8proc_ssize_t)in.n, &p,
-                                      (utf8proc_option_t)opt);
+                                      (utf8proc_option_t)options);
     if (n < 0)
         return n == UTF8PROC_ERROR_NOMEM ? -ENOMEM : -E2BIG;
     int rc = buf_append(out, p, (size_t)n);
     free(p);
     return rc;
+}
+
+/* Characters that Hugging Face's normalizers don't know stay where they are, and nothing moves past
+ * them. */
+static int norm_unicode(enum norm_kind kind, struct str in, struct buf *out)
+{
+    const struct unicode_set *unknown = unicode_later_find("unnormalized");
+    int options = UTF8PROC_STABLE;
+    options |= kind == NORM_NFC || kind == NORM_NFKC ? UTF8PROC_COMPOSE : UTF8PROC_DECOMPOSE;
+    if (kind == NORM_NFKC || kind == NORM_NFKD)
+        options |= UTF8PROC_COMPAT;
+    size_t from = 0, k;
+    uint32_t cp;
+    int rc = 0;
+    for (size_t i = 0; i < in.n && !rc; i += k) {
+        k = utf8_next(in.p + i, in.n - i, &cp);
+        if (cp < 0x300 || !unicode_set_has(unknown, cp))
+            continue;
+        rc = norm_run(options, (struct str){in.p + from, i - from}, out);
+        if (!rc)
+            rc = buf_append(out, in.p + i, k);
+        from = i + k;
+    }
+    return rc ? rc : norm_run(options, (struct str){in.p + from, in.n - from}, out);
 }
 
 static int norm_replace(struct str in, struct str a, struct str b, struct buf *out)

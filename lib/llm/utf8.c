@@ -179,12 +179,29 @@ bool utf8_is_numeric(uint32_t cp)
     utf8proc_category_t c = category(cp);
     if (c == UTF8PROC_CATEGORY_ND || c == UTF8PROC_CATEGORY_NL || c == UTF8PROC_CATEGORY_NO)
         return true;
+    return unicode_set_has(unicode_later_find("is_numeric"), cp);
+}
+
+const struct unicode_set *unicode_later_find(const char *name)
+{
     const struct unicode_set *u = unicode_later;
-    while (u->name && strcmp(u->name, "is_numeric") != 0)
+    while (u->name && strcmp(u->name, name) != 0)
         u++;
-    for (size_t i = 0; i < u->n; i++)
-        if (cp >= u->range[i].first && cp <= u->range[i].last)
+    return u->name ? u : NULL;
+}
+
+bool unicode_set_has(const struct unicode_set *s, uint32_t cp)
+{
+    size_t lo = 0, hi = s ? s->n : 0;
+    while (lo < hi) {
+        size_t mid = (lo + hi) / 2;
+        if (cp < s->range[mid].first)
+            hi = mid;
+        else if (cp > s->range[mid].last)
+            lo = mid + 1;
+        else
             return true;
+    }
     return false;
 }
 
