@@ -363,7 +363,6 @@ static bool established(const json_t *doc)
 /* Versions in the order of discovery: as given, the storage version first. */
 void crd_serve(struct server *s, const char *name, const json_t *doc)
 {
-    s->discovery_rv++;
     unserve(s, name);
     if (!doc || !established(doc))
         return;

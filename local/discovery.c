@@ -317,8 +317,27 @@ static void reply_with_etag(struct call *c, json_t *doc)
     free(text);
 }
 
+/* kubectl validates what the server can't (kind List) by the v2 document and wants it as protobuf: one without definitions, which
+ * means that there is nothing to check. gnostic's openapi.v2.Document: swagger = 1, info = 2 {title = 1, version = 2}, paths = 8. */
+static bool reply_v2_protobuf(struct call *c)
+{
+    static const char doc[] = "\x0a\x03"
+                              "2.0"
+                              "\x12\x15\x0a\x0a"
+                              "Kubernetes"
+                              "\x12\x07"
+                              "v1.37.2"
+                              "\x42\x00";
+    call_reply_text(c, 200, "application/com.github.proto-openapi.spec.v2.v1.0+protobuf",
+                    (struct str){doc, sizeof doc - 1});
+    return true;
+}
+
 static bool reply_openapi(struct call *c, struct str path)
 {
+    const char *accept = httpd_header(c->req, "Accept");
+    if (accept && strstr(accept, "protobuf") && str_eq_c(path, "/openapi/v2"))
+        return reply_v2_protobuf(c);
     size_t n;
     struct openapi_resource *r = openapi_resources(c->s, &n);
     json_t *doc = NULL;

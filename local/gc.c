@@ -311,9 +311,7 @@ static void orphan_child(struct server *s, struct obj *o, const char *uid, void 
     drop_refs(s, o, uid);
 }
 
-int gc_orphan(struct server *s, const struct obj *owner, json_t **st)
+void gc_orphan(struct server *s, const struct obj *owner)
 {
-    (void)st;
     each_dependent(s, owner->uid, orphan_child, NULL);
-    return 0;
 }

@@ -12,4 +12,4 @@ void gc_note_namespace(struct server *s, const char *name); /* was made */
 void gc_note_foreground(struct server *s, struct obj *o);   /* is being deleted with foregroundDeletion */
 void gc_run(struct server *s);
 /* Removes this owner from its dependents (propagationPolicy Orphan). */
-int gc_orphan(struct server *s, const struct obj *owner, json_t **st) MUST_CHECK;
+void gc_orphan(struct server *s, const struct obj *owner);

@@ -108,8 +108,17 @@ static void pod_defaults(struct server *s, json_t *doc, const json_t *old)
 static void pod_server_sets(struct server *s, json_t *doc, const json_t *old)
 {
     (void)s;
-    json_t *spec = json_object_get(doc, "spec");
-    if (old || !json_is_object(spec))
+    static const char *const kept[] = {"serviceAccountName", "serviceAccount", "priority",
+                                       "preemptionPolicy", "tolerations"};
+    json_t *spec = json_object_get(doc, "spec"), *before;
+    if (!json_is_object(spec))
+        return;
+    for (size_t i = 0; old && i < sizeof kept / sizeof *kept; i++) {
+        before = json_object_get(json_object_get(old, "spec"), kept[i]);
+        if (before)
+            set_default(spec, kept[i], json_deep_copy(before));
+    }
+    if (old)
         return;
     set_default(spec, "serviceAccountName", json_string("default"));
     set_default(spec, "serviceAccount", json_string(json_str_at(spec, "serviceAccountName", "default")));

@@ -125,10 +125,8 @@ int object_delete(struct server *s, const struct resource *r, struct obj *o,
     int64_t grace = grace_of(r, o, opt->grace);
     json_t *doc = mark(r, o, opt, grace);
     *gone = !held(r, doc, grace);
-    if (opt->propagation == PROPAGATE_ORPHAN && !opt->dry_run && gc_orphan(s, o, st)) {
-        json_decref(doc);
-        return -1;
-    }
+    if (opt->propagation == PROPAGATE_ORPHAN && !opt->dry_run)
+        gc_orphan(s, o);
     if (!*gone)
         return delete_held(s, r, o, doc, opt, out, st);
     json_decref(doc);

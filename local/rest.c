@@ -441,6 +441,27 @@ static bool handle_health(struct call *c, struct str path)
     return true;
 }
 
+static int write_state(void *ctx, struct buf *out)
+{
+    const struct server *s = ctx;
+    size_t objects = 0;
+    for (struct bucket *b = store_bucket_next(s->store, NULL); b; b = store_bucket_next(s->store, b))
+        objects += bucket_count(b);
+    return buf_printf(out,
+                      "{\"resource_version\":%llu,\"compacted\":%llu,\"objects\":%zu,\"watches\":%zu,"
+                      "\"kinds\":%zu,\"connections\":%u}",
+                      (unsigned long long)store_rv(s->store), (unsigned long long)store_compacted(s->store),
+                      objects, watch_count(s), registry_count(s->reg), httpd_active(s->httpd));
+}
+
+/* /metrics and /debug/state, for users only. */
+static bool handle_standard(struct call *c, struct str path)
+{
+    struct httpd_std std = {.state = write_state, .ctx = c->s};
+    return (str_eq_c(path, "/metrics") || str_eq_c(path, "/debug/state")) &&
+           httpd_standard(c->req, &std);
+}
+
 void rest_handle(struct httpd_req *req, void *ctx)
 {
     struct call *c = xcalloc(1, sizeof *c);
@@ -455,7 +476,7 @@ void rest_handle(struct httpd_req *req, void *ctx)
         call_fail(c, st);
         return;
     }
-    if (handle_health(c, path) || discovery_handle(c, path))
+    if (handle_health(c, path) || discovery_handle(c, path) || handle_standard(c, path))
         return;
     struct segments seg;
     split_path(path, &seg);

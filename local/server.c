@@ -171,7 +171,6 @@ int server_start(const struct server_config *c, struct server **out, struct err 
     s->loop = c->loop;
     s->data_dir = xstrdup(c->data_dir);
     s->gc = gc_new();
-    s->discovery_rv = 1;
     init_handles(s);
     int rc = start(s, c, e);
     if (rc) {

@@ -23,7 +23,6 @@ struct server {
     uv_idle_t idle;       /* active while a commit is due, so that the loop doesn't sleep before it */
     uv_check_t check;
     uv_timer_t tick; /* one second: bookmarks, watch deadlines, namespace and event clean-up */
-    uint64_t discovery_rv; /* changes with the set of resources */
     int open_handles;
     server_log_fn log_fn;
     void *log_ctx;
@@ -54,7 +53,6 @@ struct call {
     enum verb verb;
     char *ns, *name, *sub; /* ns "": cluster or all namespaces; name, sub NULL when absent */
     enum accept accept;
-    bool yaml; /* the answer is wanted as YAML */
     /* options of writes */
     bool dry_run, force;
     const char *manager; /* field manager, never NULL */

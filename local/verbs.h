@@ -25,7 +25,7 @@ void list_free(struct obj_list *l);
 void watch_close(struct watch *w); /* its exchange is over */
 void watch_event(const struct event *ev, void *server);
 void watch_tick(struct server *s);
-void watch_end_bucket(struct server *s, const struct bucket *b); /* the resource is no longer served */
+size_t watch_count(const struct server *s);
 
 /* patch.c: the body of a PATCH (all types but apply) carried out on a document that isn't stored as such (Scale). */
 int patch_view(struct call *c, const char *group_kind, json_t **doc, json_t **st) MUST_CHECK;

@@ -175,11 +175,12 @@ void watch_tick(struct server *s)
     }
 }
 
-void watch_end_bucket(struct server *s, const struct bucket *b)
+size_t watch_count(const struct server *s)
 {
-    for (struct watch *w = s->watches; w; w = w->next)
-        if (w->bucket == b)
-            finish(w, false);
+    size_t n = 0;
+    for (const struct watch *w = s->watches; w; w = w->next)
+        n += w->c != NULL;
+    return n;
 }
 
 void watch_close(struct watch *w)
