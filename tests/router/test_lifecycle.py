@@ -265,3 +265,38 @@ def test_metrics_count_what_happened(pd):
     grew('baton_router_ttft_seconds_count{model="test-model"}', 1)
     grew('baton_router_picks_total{model="test-model",reason="split"}', 1)
     assert after['baton_router_workers{infd="chat",role="prefill"}'] == 1
+
+
+# ---- large bodies ----
+
+def test_a_large_body_is_tokenised_off_the_loop(pd):
+    """Above --inline-bytes a thread tokenises; meanwhile the router answers others, and gives the same tokens."""
+    text = "The quick brown fox jumps over the lazy dog. " * 20000  # 900 kB
+    out = []
+    t = threading.Thread(target=lambda: out.append(pd.post("/tokenize", {"model": pd.model, "prompt": text})))
+    t.start()
+    slowest = 0
+    while t.is_alive():
+        begin = time.monotonic()
+        assert pd.get("/healthz")[0] == 200
+        slowest = max(slowest, time.monotonic() - begin)
+    assert out[0][0] == 200 and out[0][2]["count"] > 150000
+    assert slowest < 0.5 * LIMIT, f"a health check took {slowest:.2f} s"
+    small = pd.post("/tokenize", {"model": pd.model, "prompt": text[:900]})[2]["tokens"]
+    assert out[0][2]["tokens"][:150] == small[:150]
+
+
+def test_a_large_prompt_past_the_context_is_refused(pd):
+    status, _, r = pd.complete("word " * 100000, max_tokens=5)
+    assert status == 400 and r["error"]["code"] == "context_length_exceeded"
+
+
+def test_clients_that_leave_while_a_thread_works_for_them(pd):
+    body = json.dumps({"model": pd.model, "prompt": "The quick brown fox. " * 100000, "max_tokens": 5})
+    for _ in range(10):
+        s = socket.create_connection((pd.host, pd.port))
+        s.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+        time.sleep(0.01)
+        s.close()
+    wait_for(lambda: pd.get("/debug/state")[2]["in_flight"] == 0, 20, message="all are gone")
+    assert pd.complete("x", max_tokens=1)[0] == 200
