@@ -1,0 +1,227 @@
+"""The Helm chart: it is well-formed, says what manifests/ says, and a real API server takes what it renders."""
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+import pytest
+
+from conftest import CACHE, ROOT, program
+
+sys.path.insert(0, str(ROOT / "tests/controller"))
+import kubernetes  # noqa: E402
+
+CHART = ROOT / "charts/baton"
+HELM = pathlib.Path(os.environ.get("BATON_HELM", CACHE / "bin/helm"))
+HELM_LABELS = {"app.kubernetes.io/instance", "app.kubernetes.io/version", "app.kubernetes.io/managed-by", "helm.sh/chart"}
+
+
+def helm(*args, check=True, **env):
+    assert HELM.exists(), f"{HELM} is missing: tools/setup kubectl"
+    with tempfile.TemporaryDirectory() as home:
+        r = subprocess.run([HELM, *map(str, args)], text=True, capture_output=True, timeout=120,
+                           env=dict(os.environ, HELM_CACHE_HOME=home, HELM_CONFIG_HOME=home, HELM_DATA_HOME=home, **env))
+    assert not check or r.returncode == 0, f"helm {' '.join(map(str, args))}: {r.stderr}"
+    return r
+
+
+def template(*sets, namespace="baton"):
+    flags = [f for s in sets for f in ("--set", s)]
+    return helm("template", "baton", CHART, "--namespace", namespace, "--kube-version", "1.37.2", *flags).stdout
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    c = kubernetes.Cluster(controllers=())
+    try:
+        c.kubectl("apply", "-f", str(CHART / "crds"))
+        c.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
+        for ns in ("baton", "other"):
+            c.kubectl("create", "namespace", ns)
+        yield c
+    finally:
+        c.stop()
+
+
+def decode(text):
+    """Objects of kubectl's JSON output: one after another, or a List."""
+    found, at, d = [], 0, json.JSONDecoder()
+    while at < len(text.rstrip()):
+        o, at = d.raw_decode(text, at)
+        found += o["items"] if o["kind"] == "List" else [o]
+        at += len(text[at:]) - len(text[at:].lstrip())
+    return found
+
+
+_read = {}
+
+
+def objects(cluster, text):
+    """{kind/name: object} of a YAML text, read by kubectl."""
+    if text not in _read:
+        _read[text] = cluster.kubectl("create", "--dry-run=client", "--validate=ignore", "-o", "json", "-f", "-", input=text).stdout
+    return {f"{o['kind']}/{o['metadata']['name']}": o for o in decode(_read[text])}
+
+
+def plain(o):
+    """Without what Helm adds."""
+    labels = {k: v for k, v in o["metadata"].get("labels", {}).items() if k not in HELM_LABELS}
+    if o["kind"] not in ("Deployment", "DaemonSet", "Service"):
+        labels.pop("app.kubernetes.io/name", None)
+    o["metadata"]["labels"] = labels
+    if not labels:
+        del o["metadata"]["labels"]
+    return o
+
+
+def test_lint_finds_nothing():
+    out = helm("lint", "--strict", CHART).stdout
+    assert "0 chart(s) failed" in out and "WARNING" not in out and "ERROR" not in out
+
+
+def test_its_custom_resources_are_those_of_manifests():
+    ours, theirs = {p.name: p.read_bytes() for p in (CHART / "crds").iterdir()}, {p.name: p.read_bytes() for p in (ROOT / "manifests/crds").iterdir()}
+    assert ours == theirs, "cp manifests/crds/*.yaml charts/baton/crds/"
+
+
+def test_its_version_is_that_of_the_programs():
+    version = re.search(r"^VERSION := (\S+)", (ROOT / "Makefile").read_text(), re.M)[1]
+    chart = (CHART / "Chart.yaml").read_text()
+    assert f"\nversion: {version}\n" in chart and f"\nappVersion: {version}\n" in chart
+
+
+def test_it_renders_what_manifests_say(cluster):
+    """By default, but for the router's model folder, which manifests/ leave to the reader."""
+    chart = objects(cluster, template("router.models.hostPath="))
+    text = "\n---\n".join(p.read_text() for p in sorted((ROOT / "manifests/cluster").glob("*.yaml")) if "namespace" not in p.name)
+    manifests = objects(cluster, text)
+    for o in manifests.values():  # a folder there would be the same as the chart's default
+        spec = o["spec"].get("template", {}).get("spec", {}) if o["metadata"]["name"] == "baton-router" and o["kind"] == "Deployment" else {}
+        spec.pop("volumes", None)
+        for c in spec.get("containers", []):
+            c.pop("volumeMounts", None)
+    assert sorted(chart) == sorted(manifests)
+    for name in manifests:
+        assert plain(chart[name]) == plain(manifests[name]), name
+
+
+VARIANTS = {
+    "default": [],
+    "keys and claim": ["router.apiKeys.secret=keys", "router.models.claim=models", "router.corsOrigin=https://x.example"],
+    "no agent": ["agent.enabled=false", "policies.enabled=false"],
+    "small": ["controller.replicas=1", "router.replicas=1", "agent.weightsGiB=2"],
+    "placed": ["agent.nodeSelector.gpu=yes", "router.nodeSelector.zone=a", "controller.tolerations[0].operator=Exists",
+               "router.affinity.nodeAffinity.preferredDuringSchedulingIgnoredDuringExecution=null"],
+    "own image": ["image.repository=registry.example/baton", "image.tag=2.0.0", "image.pullPolicy=Always", "image.pullSecrets[0]=pull",
+                  "controller.workerImage=registry.example/worker:1"],
+    "balancer": ["router.service.type=LoadBalancer", "router.service.port=80", "router.service.annotations.a/b=c", "router.drainSeconds=60"],
+    "folders": ["agent.runDir=/srv/run", "agent.segmentDir=/dev/shm/x", "agent.modelsDir=/srv/models", "router.models.hostPath=/srv/models", "agent.tierGiB=4"],
+    "logs": ["log.level=debug", "log.format=text", "router.holdSeconds=60"],
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_api_server_takes_it(cluster, name):
+    text = template(*VARIANTS[name])
+    r = cluster.kubectl("apply", "--dry-run=server", "--validate=strict", "--warnings-as-errors", "-f", "-", input=text)
+    assert len(r.stdout.splitlines()) == len(re.findall(r"^kind: ", text, re.M)) and "unchanged" not in r.stdout
+
+
+def containers(o):
+    spec = o["spec"]["template"]["spec"]
+    return spec["containers"] + spec.get("initContainers", [])
+
+
+def env(o):
+    return {e["name"]: e.get("value") for e in o["spec"]["template"]["spec"]["containers"][0]["env"]}
+
+
+def test_values_reach_the_programs(cluster):
+    o = objects(cluster, template(*VARIANTS["own image"]))
+    images = {c["image"] for d in o.values() if d["kind"] in ("Deployment", "DaemonSet") for c in containers(d)}
+    assert images == {"registry.example/baton:2.0.0"}
+    assert env(o["Deployment/baton-controller"])["BATON_WORKER_IMAGE"] == "registry.example/worker:1"
+    o = objects(cluster, template(*VARIANTS["folders"]))
+    agent = o["DaemonSet/baton-agent"]
+    assert agent["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]["memory"] == "13Gi", "8 + 4 + 1"
+    assert env(agent)["BATON_TIER_BUDGET"] == "4Gi" and env(agent)["BATON_AGENT_DIR"] == "/srv/run"
+    assert env(o["Deployment/baton-controller"])["BATON_AGENT_DIR"] == "/srv/run"
+    for name in ("controller", "router"):
+        assert env(o[f"Deployment/baton-{name}"])["BATON_MODELS_DIR"] == "/srv/models"
+    mounts = o["Deployment/baton-router"]["spec"]["template"]["spec"]["containers"][0]["volumeMounts"]
+    assert mounts == [{"name": "models", "mountPath": "/srv/models", "readOnly": True}]
+    o = objects(cluster, template(*VARIANTS["keys and claim"]))
+    router = o["Deployment/baton-router"]
+    assert env(router)["BATON_API_KEYS_FILE"] == "/etc/baton/keys/keys"
+    assert {v["name"]: sorted(v)[-1] for v in router["spec"]["template"]["spec"]["volumes"]} == {"models": "persistentVolumeClaim", "keys": "secret"}
+    o = objects(cluster, template(*VARIANTS["balancer"], namespace="other"))
+    assert o["Deployment/baton-router"]["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == 90
+    assert env(o["Deployment/baton-controller"])["BATON_ROUTER_URL"] == "http://baton-router.other.svc:80"
+    assert {x["metadata"].get("namespace") for x in o.values()} == {"other", None}
+    o = objects(cluster, template(*VARIANTS["small"]))
+    assert not any(k.startswith("PodDisruptionBudget/") for k in o), "one replica with a budget could never be drained"
+    o = objects(cluster, template(*VARIANTS["no agent"]))
+    assert not any("agent" in k or "Cluster" in k or "Policy" in k for k in o)
+
+
+def test_programs_know_the_environment_that_they_are_given():
+    blocks = []
+    for sets in (v for k, v in VARIANTS.items() if k in ("keys and claim", "folders", "logs", "balancer")):
+        blocks += template(*sets).split("\n---\n")
+    for name in ("controller", "router", "agent"):
+        text = subprocess.run([program(f"baton-{name}"), "--help"], capture_output=True, text=True, timeout=30).stdout
+        known = set(re.findall(r"\[(BATON_\w+)\]", text))
+        given = {e for b in blocks if re.search(rf"^kind: (Deployment|DaemonSet)$", b, re.M) and f"\n  name: baton-{name}\n" in b
+                 for e in re.findall(r"\{name: (BATON_\w+), value: ", b)}
+        assert len(given) >= 4 and given <= known, (name, given - known)
+
+
+@pytest.mark.parametrize("sets", [[], ["router.models.claim=models", "router.apiKeys.secret=keys"]], ids=["controller", "router with a claim"])
+def test_it_runs_restricted(cluster, sets):
+    cluster.kubectl("label", "namespace", "other", "pod-security.kubernetes.io/enforce=restricted", "--overwrite")
+    name = "router" if sets else "controller"
+    o = objects(cluster, template(*sets, namespace="other"))[f"Deployment/baton-{name}"]
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": o["spec"]["template"]["spec"]}
+    cluster.kubectl("-n", "other", "create", "--dry-run=server", "-f", "-", input=json.dumps(pod))
+    cluster.kubectl("label", "namespace", "other", "pod-security.kubernetes.io/enforce-")
+
+
+@pytest.mark.parametrize("value, says", [
+    ("nope=1", "nope"), ("router.replicas=0", "replicas"), ("router.replicas=two", "replicas"), ("log.level=loud", "level"),
+    ("image.pullPolicy=Sometimes", "pullPolicy"), ("image.repository=", "repository"), ("agent.weightsGiB=0", "weightsGiB"),
+    ("agent.weightsGiB=1.5", "weightsGiB"), ("agent.modelsDir=models", "modelsDir"), ("router.service.port=70000", "port"),
+    ("router.service.type=Ingress", "type"), ("controller.resources.limits.memory=lots", "memory"), ("router.models.hostpath=/x", "hostpath"),
+    ("image.tag=a b", "tag"), ("policies.enabled=maybe", "enabled")])
+def test_wrong_values_are_refused_with_their_name(value, says):
+    r = helm("template", "baton", CHART, "--set", value, check=False)
+    assert r.returncode != 0 and says in r.stderr and "values" in r.stderr, r
+
+
+def test_install_rights_upgrade_and_uninstall(cluster):
+    at = ("--kubeconfig", cluster.kubeconfig, "--namespace", "prod")
+    out = helm("install", "baton", CHART, *at, "--create-namespace").stdout
+    assert "kubectl -n prod apply" in out
+
+    def can(who, verb, what, *where):
+        what, _, sub = what.partition("/")
+        return cluster.kubectl("auth", "can-i", verb, what, *where, *([f"--subresource={sub}"] if sub else []),
+                               f"--as=system:serviceaccount:prod:baton-{who}", check=False).stdout.strip()
+    for who, what, wanted in [
+            ("router", ("list", "infd", "-n", "prod"), "yes"), ("router", ("get", "secrets", "-n", "prod"), "yes"),
+            ("router", ("delete", "pods", "-n", "prod"), "no"), ("router", ("list", "infd", "-n", "default"), "no"),
+            ("controller", ("create", "pods", "-n", "prod"), "yes"), ("controller", ("update", "workerpools/scale", "-n", "prod"), "yes"),
+            ("controller", ("update", "workerpools", "-n", "prod"), "no"), ("controller", ("get", "pods", "-n", "default"), "no"),
+            ("agent", ("patch", "pods/status", "-n", "default"), "yes"), ("agent", ("get", "secrets", "-n", "prod"), "no"),
+            ("agent", ("delete", "pods", "-n", "prod"), "no"), ("agent", ("patch", "nodeinventories/status"), "yes")]:
+        assert can(who, *what) == wanted, (who, what)
+    cluster.kubectl("-n", "prod", "create", "-f", "-", input=(ROOT / "manifests/samples/chat.yaml").read_text())
+    helm("upgrade", "baton", CHART, *at, "--set", "router.replicas=3")
+    assert cluster.get("-n", "prod", "deployment", "baton-router")["spec"]["replicas"] == 3
+    helm("uninstall", "baton", *at)
+    left = cluster.kubectl("-n", "prod", "get", "all,sa,role,rolebinding,pdb", "-o", "name").stdout.split()
+    assert [x for x in left if "baton-" in x] == []
+    assert cluster.kubectl("get", "clusterrole,clusterrolebinding,validatingadmissionpolicy", "-o", "name").stdout.count("baton-") == 0
+    assert "inferencedeployment.serving.baton.dev/chat" in left, "what users made stays, with its CRD"
