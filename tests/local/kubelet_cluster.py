@@ -46,7 +46,11 @@ class Cluster:
         self.kubeconfig = self.data / "kubeconfig"
         self.args = list(args) + ([] if kubelet else ["--no-kubelet"])
         self.supervised = supervised
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
 
     def start(self):
         serve = ["serve", "--data", str(self.data), *self.args]
