@@ -71,6 +71,18 @@ void expected_seen(struct ctl *c, const struct kube_pod *old, const struct kube_
     }
 }
 
+/* What was never seen (made and gone between two lists) must not count for ever. */
+static void expected_prune(struct ctl *c)
+{
+    uint64_t now = clock_mono_ns();
+    for (struct expected **at = &c->expected; *at;) {
+        if (now > (*at)->until_ns)
+            expected_drop(at);
+        else
+            at = &(*at)->next;
+    }
+}
+
 void expected_free(struct ctl *c)
 {
     while (c->expected)
@@ -232,6 +244,8 @@ static void turn_end(struct turn *t, bool ok)
     if (ok) {
         if (t->requeue_ms)
             queue_add_after(c->queue, t->key, t->requeue_ms);
+        if (c->expected)
+            queue_add_after(c->queue, t->key, EXPECT_NS / NS_PER_MS + 1000);
         queue_done(c->queue, t->key);
     } else {
         queue_retry(c->queue, t->key);
@@ -369,6 +383,7 @@ void execute_work(struct queue *q, const char *key, void *ctx)
         queue_done(q, key);
         return;
     }
+    expected_prune(c);
     struct turn *t = turn_new(c, key, d);
     arena_init(&a, ARENA_MAX);
     if (snapshot_build(c, d, &a, &snapshot) || reconcile(&snapshot, now, &a, &plan)) {

@@ -101,10 +101,26 @@ static void on_pod(const void *old, const void *now, void *ctx)
     on_child(old, now, ctx);
 }
 
+/* The first kind that has not been listed yet; NULL when all have been. */
+static const char *missing(const struct ctl *c)
+{
+    const struct {
+        const struct kube_cache *cache;
+        const char *what;
+    } all[] = {{c->infds, "inferencedeployments (are the CRDs installed?)"},
+               {c->wps, "workerpools (are the CRDs installed?)"},
+               {c->pods, "pods"},
+               {c->secrets, "secrets"},
+               {c->pdbs, "poddisruptionbudgets"}};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (!kube_cache_synced(all[i].cache))
+            return all[i].what;
+    return NULL;
+}
+
 static bool synced(const struct ctl *c)
 {
-    return kube_cache_synced(c->infds) && kube_cache_synced(c->wps) && kube_cache_synced(c->pods) &&
-           kube_cache_synced(c->secrets) && kube_cache_synced(c->pdbs);
+    return !missing(c);
 }
 
 static void begin_if_ready(struct ctl *c)
@@ -173,6 +189,8 @@ static void on_acquired(void *ctx)
 {
     struct ctl *c = ctx;
     c->leading = true;
+    metric_set(metric_new(METRIC_GAUGE, "baton_controller_leader", "1 while this process leads."),
+               1);
     begin_if_ready(c);
 }
 
@@ -223,10 +241,10 @@ static int start_lease(struct ctl *c, struct err *e)
 
 static bool http_ready(void *ctx, struct buf *why)
 {
-    const struct ctl *c = ctx;
-    if (synced(c))
+    const char *what = missing(ctx);
+    if (!what)
         return true;
-    return buf_cstr(why, "not all objects have been listed yet") < 0;
+    return buf_printf(why, "can't list yet: %s; the log says why", what) < 0;
 }
 
 static int http_state(void *ctx, struct buf *out)

@@ -220,6 +220,7 @@ static int decode_value(struct walk *w, const struct view_field *f, const json_t
     case VIEW_TIME:
         if (!json_is_string(v) || clock_parse_rfc3339(json_string_value(v), to))
             return wrong(w, f, "a time (RFC 3339)");
+        *(uint64_t *)to -= *(uint64_t *)to % NS_PER_US; /* as precise as the API's MicroTime */
         return 0;
     case VIEW_MAP: return decode_map(w, f, v, to);
     case VIEW_OBJ: {
@@ -337,7 +338,9 @@ static json_t *encode_value(const struct view_field *f, const void *at)
     case VIEW_NUM: return json_real(*(const double *)at);
     case VIEW_BOOL: return json_boolean(*(const bool *)at);
     case VIEW_QTY: return encode_qty(*(const int64_t *)at);
-    case VIEW_TIME: return json_string(clock_rfc3339(*(const uint64_t *)at, 0, time));
+    case VIEW_TIME:
+        return json_string(
+            clock_rfc3339(*(const uint64_t *)at, *(const uint64_t *)at % NS_PER_S ? 6 : 0, time));
     case VIEW_MAP: return encode_map(at);
     case VIEW_OBJ: return view_encode(f->sub, at);
     case VIEW_LIST:
@@ -469,7 +472,7 @@ static uint64_t bit_of(const struct view *v, size_t offset)
     for (const struct view_field *f = v->fields; f->path; f++, bit++)
         if (f->offset == offset)
             return 1ull << bit;
-    ASSERT(!"the member is in the view's table");
+    ASSERT(false);
     return 0;
 }
 

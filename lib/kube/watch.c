@@ -10,6 +10,7 @@
 #include <uthash.h>
 
 #define FRAME_MAX   (8u << 20)
+#define STATUS_MAX  65536
 #define LIST_MAX    (256u << 20)
 #define HEALTHY_NS  (120 * NS_PER_S)
 #define QUICK_NS    (1 * NS_PER_S)
@@ -38,6 +39,7 @@ struct kube_watch {
     bool initial;      /* inside a streaming list */
     bool list_latest;  /* "0" was too old: ask for the most recent */
     bool synced, connected;
+    bool refused;        /* the answer's status is not 200: its body is a Status */
     bool relist, failed; /* verdict of the current stream */
     unsigned depth;      /* inside callbacks */
     bool stopped;
@@ -260,6 +262,8 @@ static int on_data(struct http_call *call, struct str piece, void *ctx)
 {
     struct kube_watch *w = ctx;
     (void)call;
+    if (w->refused)
+        return w->line.n + piece.n < STATUS_MAX && buf_append(&w->line, piece.p, piece.n);
     enter(w);
     while (piece.n && !w->stopped && !w->failed) {
         const char *nl = memchr(piece.p, '\n', piece.n);
@@ -286,9 +290,17 @@ static int on_headers(struct http_call *call, int status, void *ctx)
     struct kube_watch *w = ctx;
     (void)call;
     w->connected = status == 200;
-    if (status != 200)
-        w->failed = true; /* the code alone decides, in on_stream_done */
+    w->refused = status != 200;
     return 0;
+}
+
+/* What the server said instead of a list or a stream ("pods is forbidden: …"). */
+static void refusal(const struct kube_watch *w, int status, struct str body, struct err *e)
+{
+    CLEANUP(json_decrefp) json_t *o = json_parse(body, STATUS_MAX, 0, NULL);
+    const char *message = json_str_at(o, "message", NULL);
+    err_set(e, kube_errno(status, ""), "%s: HTTP %d%s%s", w->cfg.kind->plural, status,
+            message ? ": " : "", message ? message : "");
 }
 
 /* What the end of a stream means: go on, list again, or back off. */
@@ -317,7 +329,7 @@ static void on_stream_done(const struct http_response *r, void *ctx)
         }
     }
     if (r->status && r->status != 200)
-        err_set(&e, kube_errno(r->status, ""), "HTTP %d to the watch", r->status);
+        refusal(w, r->status, buf_view(&w->line), &e);
     else if (r->error && r->code != -ECANCELED)
         err_set(&e, EIO, "%s", r->error);
     else if (w->failed || (lived < QUICK_NS && was_initial))
@@ -336,8 +348,10 @@ static void on_list_done(const struct http_response *r, void *ctx)
     if (r->status != 200 || r->error) {
         if (r->status == 410 || r->status == 504)
             w->list_latest = true;
-        err_set(&e, EIO, "HTTP %d to the list%s%s", r->status, r->error ? ": " : "",
-                r->error ? r->error : "");
+        if (r->status)
+            refusal(w, r->status, r->body, &e);
+        else
+            err_set(&e, EIO, "%s", r->error ? r->error : "no answer");
         fail(w, &e, 0);
         return;
     }
@@ -381,7 +395,7 @@ static void start(struct kube_watch *w, const char *query, const struct http_req
     struct err e = {0};
     CLEANUP(free_charp) char *path = url_path(w, query);
     w->opened_ns = clock_mono_ns();
-    w->relist = w->failed = false;
+    w->relist = w->failed = w->refused = false;
     buf_reset(&w->line);
     w->call = kube_http_start(w->client, "GET", path, NULL, (struct str){0}, tmpl, &e);
     if (!w->call)

@@ -134,6 +134,45 @@ static void a_bad_revision_that_never_was_ready_is_replaced_without_help(void **
     world_fini(&w);
 }
 
+static void a_replacement_of_a_failed_pod_counts_within_the_surge(void **state)
+{
+    struct world w;
+    (void)state;
+    world_init(&w, 0, 3);
+    world_settle(&w);
+    for (size_t i = 0; i < WORLD_PODS; i++)
+        if (w.pods[i].there) {
+            w.pods[i].p.failed = true;
+            w.pods[i].p.ready = false;
+            break;
+        }
+    new_revision(&w, "r2");
+    world_turn(&w, SIZE_MAX);
+    assert_int_equal(world_count(&w, REC_DECODE, false), 4); /* 3 + maxSurge */
+    world_fini(&w);
+}
+
+static void a_pod_that_changes_its_role_is_not_counted_as_ready_yet(void **state)
+{
+    struct world w;
+    (void)state;
+    world_init(&w, 2, 1);
+    w.s.max_unavailable = 1;
+    world_settle(&w);
+    for (size_t i = 0; i < WORLD_PODS; i++)
+        if (w.pods[i].there && w.pods[i].p.role == REC_PREFILL)
+            w.pods[i].p.revision = "r2";
+    new_revision(&w, "r2");
+    w.s.roles[REC_PREFILL].replicas = 1;
+    w.s.roles[REC_DECODE].replicas = 2;
+    world_turn(&w, SIZE_MAX);
+    assert_int_equal(w.flipped, 1);
+    assert_int_equal(world_count(&w, REC_DECODE, true), 1); /* the old one serves on */
+    world_settle(&w);
+    assert_int_equal(of_revision(&w, REC_DECODE, "r2", true), 2);
+    world_fini(&w);
+}
+
 static void ready_is_false_until_no_old_pod_is_left(void **state)
 {
     struct world w;
@@ -301,6 +340,8 @@ int main(void)
         cmocka_unit_test(going_back_half_way_keeps_the_budget_too),
         cmocka_unit_test(edits_in_quick_succession_lose_no_ready_pod_beyond_the_budget),
         cmocka_unit_test(a_bad_revision_that_never_was_ready_is_replaced_without_help),
+        cmocka_unit_test(a_replacement_of_a_failed_pod_counts_within_the_surge),
+        cmocka_unit_test(a_pod_that_changes_its_role_is_not_counted_as_ready_yet),
         cmocka_unit_test(ready_is_false_until_no_old_pod_is_left),
         cmocka_unit_test(a_revision_and_a_number_changed_together_make_no_pod_of_the_old_revision),
         cmocka_unit_test(only_the_role_whose_revision_changed_is_rolled),
