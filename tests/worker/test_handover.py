@@ -224,3 +224,29 @@ def test_peers_that_are_not_there_or_not_the_same_are_replaced_by_d(fleet):
 def test_a_decode_worker_takes_no_orders(fleet):
     a = fleet["D"].generate(LONG[:50], max_tokens=3, prefill=fleet["T"].peer)
     assert a.error is None and "role" in a.usage["fallback"]
+
+
+def test_a_decode_worker_that_dies_frees_the_prefill_worker(folder, fleet):
+    p, d = fleet["P"], Worker(folder, "decode", *SHM)
+    try:
+        streams = [Stream(d, encode(LONG[k:], max_tokens=5, prefill=p.peer)) for k in (0, 5)]
+        p.wait(lambda x: x["orders"] == len(streams) and x["kv"]["used"] > 0)
+        d.proc.kill()
+        p.wait_idle(1.5)
+    finally:
+        d.stop()
+
+
+def test_a_prefill_worker_that_drains_finishes_its_orders(folder, fleet):
+    d, p = fleet["D"], Worker(folder, "prefill", *SHM)
+    try:
+        t, box = ask_in_background(d, tokens=LONG[:500], max_tokens=2, flags=NO_CACHE, prefill=p.peer)
+        p.wait(lambda x: x["orders"] == 1)
+        p.proc.terminate()
+        t.join(60 * wc.PATIENCE)
+        assert box and box[0].usage["prefill"] == "remote" and len(box[0].tokens) == 2
+        assert p.proc.wait(10 * wc.PATIENCE) == 0
+        a = d.generate(LONG[:40], max_tokens=2, prefill=p.peer)
+        assert a.error is None and a.usage["fallback"]
+    finally:
+        p.stop()
