@@ -53,7 +53,7 @@ static json_t *read_patch(struct call *c, enum patch_kind kind, json_t **st)
         (void)status_bad_request(st, "the patch is empty");
         return NULL;
     }
-    return call_decode(body, kind == PATCH_APPLY, st);
+    return call_decode(c, body, kind == PATCH_APPLY, st);
 }
 
 static int patch_error(enum patch_kind kind, int rc, const struct err *e,

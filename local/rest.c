@@ -5,6 +5,8 @@
 #include "local/render.h"
 #include "local/verbs.h"
 
+#include "lib/base/clock.h"
+#include "lib/base/metrics.h"
 #include "lib/kube/yaml.h"
 
 #include <ctype.h>
@@ -17,8 +19,30 @@
 
 /* ---- replies ---- */
 
+static void meter_reply(const struct call *c)
+{
+    static const char *const verbs[] = {"get",    "list",  "watch",  "create",
+                                        "update", "patch", "delete", "deletecollection"};
+    static struct metric_family *requests, *seconds;
+    if (!requests) {
+        requests = metric_family(METRIC_COUNTER, "baton_apiserver_requests_total",
+                                 "Requests answered, by verb, resource and status.", "verb,resource,code", NULL,
+                                 0);
+        seconds = metric_family(METRIC_HISTOGRAM, "baton_apiserver_request_duration_seconds",
+                                "Time from a request to its answer, commit included.", "verb", NULL, 0);
+    }
+    if (!c->r)
+        return;
+    char code[8];
+    snprintf(code, sizeof code, "%d", c->status);
+    metric_add(metric_series(requests, verbs[c->verb], c->r->plural, code), 1);
+    metric_observe(metric_series(seconds, verbs[c->verb]),
+                   (double)(clock_mono_ns() - c->start_ns) / (double)NS_PER_S);
+}
+
 static void send_reply(struct call *c)
 {
+    meter_reply(c);
     for (size_t i = json_array_size(c->warnings); i-- > 0;) { /* headers leave last set first */
         const json_t *w = json_array_get(c->warnings, i);
         CLEANUP(free_charp) char *h = xasprintf("299 - %s", json_string_value(w));
@@ -162,10 +186,34 @@ static bool is_type(const char *content_type, const char *want)
            (!content_type[n] || content_type[n] == ';' || content_type[n] == ' ');
 }
 
-json_t *call_decode(struct str body, bool yaml, json_t **st)
+/* A key that comes twice: an error when validation is strict, else a warning, and the last one counts. The text has passed the
+ * bounds of json_parse already, which refuses duplicates last. */
+static json_t *decode_twice(struct call *c, struct str body, const char *why, json_t **st)
+{
+    const char *near = strstr(why, "near '\"");
+    struct str key = str_c(near ? near + strlen("near '\"") : ""), name;
+    (void)str_cut(key, '"', &name);
+    if (c->validation == FIELDS_STRICT) {
+        (void)status_bad_request(st,
+                                 "%s in version \"%s\" cannot be handled as a %s: strict decoding error: "
+                                 "duplicate field \"%.*s\"",
+                                 c->r->kind, c->r->version, c->r->kind, STR_ARG(name));
+        return NULL;
+    }
+    if (c->validation == FIELDS_WARN)
+        call_warn(c, "duplicate field \"%.*s\"", STR_ARG(name));
+    json_t *doc = json_loadb(body.p, body.n, JSON_DECODE_ANY, NULL);
+    if (!doc)
+        (void)status_bad_request(st, "the object provided is unrecognized: %s", why);
+    return doc;
+}
+
+json_t *call_decode(struct call *c, struct str body, bool yaml, json_t **st)
 {
     struct err e = {0};
     json_t *doc = yaml ? yaml_parse(body, MAX_BODY, &e) : json_parse(body, MAX_BODY, 0, &e);
+    if (!doc && !yaml && strstr(e.msg, "duplicate object key"))
+        return decode_twice(c, body, e.msg, st);
     if (!doc)
         (void)status_bad_request(st,
                                  "the object provided is unrecognized: couldn't get version/kind; %s "
@@ -195,7 +243,7 @@ json_t *call_body(struct call *c, json_t **st)
         (void)status_media(st, "application/json, application/yaml, " PROTO_TYPE);
         return NULL;
     }
-    return call_decode(body, yaml, st);
+    return call_decode(c, body, yaml, st);
 }
 
 /* ---- the form of the answer ---- */
@@ -469,6 +517,7 @@ void rest_handle(struct httpd_req *req, void *ctx)
     json_t *st = NULL;
     c->s = ctx;
     c->req = req;
+    c->start_ns = clock_mono_ns();
     httpd_on_close(req, call_free, c);
     c->user = auth_request(c->s, req);
     if (!c->user && (!is_public(path) || httpd_header(req, "Authorization"))) {

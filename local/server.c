@@ -9,6 +9,7 @@
 
 #include "lib/base/clock.h"
 #include "lib/base/log.h"
+#include "lib/base/metrics.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -30,11 +31,25 @@ void server_touch(struct server *s)
     uv_idle_start(&s->idle, on_idle);
 }
 
+static void meter_commit(const struct server *s)
+{
+    static struct metric *commits, *watches;
+    if (!commits) {
+        commits = metric_new(METRIC_COUNTER, "baton_apiserver_commits_total",
+                             "Transactions; those of one loop iteration share one.");
+        watches = metric_new(METRIC_GAUGE, "baton_apiserver_watches", "Open watches.");
+    }
+    metric_add(commits, 1);
+    metric_set(watches, (double)watch_count(s));
+}
+
 void server_commit(struct server *s)
 {
     struct err e = {0};
     gc_run(s);
     spaces_run(s);
+    if (store_dirty(s->store))
+        meter_commit(s);
     if (store_commit(s->store, &e)) {
         crd_reload(s);
         server_flush(s, e.msg);

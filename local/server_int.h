@@ -47,6 +47,7 @@ struct call {
     struct httpd_req *req;
     const struct user *user;
     struct call *next; /* in server.waiting */
+    uint64_t start_ns;
     bool queued;
     /* target */
     const struct resource *r;
@@ -75,7 +76,7 @@ void call_reply_object(struct call *c, int status, json_t *doc);
 void call_warn(struct call *c, const char *fmt, ...) PRINTF_LIKE(2, 3);
 /* Body as JSON or YAML by Content-Type; empty bodies give NULL with *st NULL. */
 json_t *call_body(struct call *c, json_t **st);
-json_t *call_decode(struct str body, bool yaml, json_t **st);
+json_t *call_decode(struct call *c, struct str body, bool yaml, json_t **st);
 
 /* rest.c */
 void rest_handle(struct httpd_req *req, void *ctx);

@@ -1,9 +1,11 @@
 #include "local/store.h"
 
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <unistd.h>
 #include <cmocka.h>
 
@@ -173,6 +175,35 @@ static void keys_are_sorted_and_found_by_prefix(void **state)
     assert_null(bucket_at(b, 3));
 }
 
+static void a_commit_that_the_disk_refuses_leaves_memory_as_it_was(void **state)
+{
+    struct fixture *f = *state;
+    struct err e = {0};
+    struct rlimit was, small = {4096, RLIM_INFINITY};
+    put(f, "a", "x", 1);
+    commit(f);
+    size_t events = f->seen.n;
+    signal(SIGXFSZ, SIG_IGN);
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &was), 0);
+    small.rlim_max = was.rlim_max;
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
+    put(f, "a", "x", 2);
+    put(f, "a", "y", 1);
+    int rc = store_commit(f->st, &e);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &was), 0);
+    assert_true(rc < 0);
+    struct bucket *b = store_bucket(f->st, "things");
+    assert_int_equal(bucket_count(b), 1);
+    assert_int_equal(json_int_at(bucket_get(b, "a", "x")->doc, "n", 0), 1);
+    assert_int_equal(store_rv(f->st), 1);
+    assert_int_equal(f->seen.n, events);
+    assert_int_equal(put(f, "a", "x", 3)->rv, 2); /* and it works again */
+    commit(f);
+    store_close(f->st);
+    open_store(f, 16);
+    assert_int_equal(json_int_at(bucket_get(store_bucket(f->st, "things"), "a", "x")->doc, "n", 0), 3);
+}
+
 static void the_text_of_an_item_is_the_text_without_its_kind(void **state)
 {
     struct fixture *f = *state;
@@ -191,6 +222,7 @@ int main(void)
         T(the_window_is_bounded_and_says_what_is_gone),
         T(versions_go_on_after_everything_was_compacted),
         T(keys_are_sorted_and_found_by_prefix),
+        T(a_commit_that_the_disk_refuses_leaves_memory_as_it_was),
         T(the_text_of_an_item_is_the_text_without_its_kind),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
