@@ -15,11 +15,12 @@ CC := gcc
 endif
 VERSION := 0.1.0
 WARN := -Wall -Wextra -Wshadow -Wconversion -Wsign-conversion -Wstrict-prototypes -Wmissing-prototypes -Wvla \
-  -Wpointer-arith -Wundef -Wno-format-truncation -Werror
+  -Wpointer-arith -Wundef $(if $(findstring clang,$(CC)),,-Wno-format-truncation) -Werror
 OPT := -O2
 SAN_asan := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
 SAN_ubsan := -fsanitize=undefined -fno-sanitize-recover=undefined
 SAN_tsan := -fsanitize=thread
+SAN_fuzz := -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
 CFLAGS += -std=gnu17 -g $(OPT) -fno-common -fstack-protector-strong -D_GNU_SOURCE -I. $(WARN) $(SAN_$(SAN)) \
   -DBATON_VERSION='"$(VERSION)"'
 LDFLAGS += $(SAN_$(SAN)) -rdynamic -pthread
@@ -77,9 +78,7 @@ $(BUILD)/%.o: %.c
 	@mkdir -p $(@D); echo "  CC    $<"
 	@$(CC) $(CFLAGS) $(CFLAGS_$<) -MMD -MP -c -o $@ $<
 
--include $(OBJS:.o=.d)
-
-.PHONY: all build help clean unit
+.PHONY: all build tests-build bench-build fuzz-build help clean
 .DEFAULT_GOAL := help
 build: $(PROGS) ## build every program into build/bin
 all: build
@@ -89,4 +88,16 @@ bench-build: $(BENCHES)
 clean: ## remove build outputs (not the caches under ~/.cache/baton)
 	rm -rf build
 
+# tests/fuzz/fuzz_x.c becomes build/fuzz/tests/fuzz/fuzz_x (make SAN=fuzz CC=clang fuzz-build), linked with the parsers' libraries.
+FUZZERS := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/fuzz/fuzz_*.c))
+FUZZ_MODULES := lib/xfer lib/llm lib/io lib/wire lib/kube
+FUZZ_LIBS := $(sort $(foreach m,$(FUZZ_MODULES),$(call libs,$(m))))
+OBJS += $(FUZZERS:=.o)
+$(FUZZERS): %: %.o $(FUZZ_LIBS)
+	@echo "  LD    $@"
+	@$(CC) $(LDFLAGS) -fsanitize=fuzzer -o $@ $< -Wl,--start-group $(FUZZ_LIBS) -Wl,--end-group \
+	  $(shell pkg-config --libs $(sort $(foreach m,$(FUZZ_MODULES),$(call pkgs,$(m))))) $(LDLIBS)
+fuzz-build: $(FUZZERS)
+
 include tools/targets.mk
+-include $(OBJS:.o=.d)

@@ -47,6 +47,24 @@ ASAN_DIRS := lib/base lib/json lib/io lib/llm lib/wire lib/xfer lib/kube lib/dec
 ASAN_TESTS = $(foreach t,$(filter-out $(NO_ASAN),$(wildcard $(addprefix tests/,$(addsuffix /test_*.c,$(ASAN_DIRS))))),build/asan/$(t:.c=))
 asan-tests: $(ASAN_TESTS)
 
+e2e: setup-test ## the end-to-end suites alone
+	@$(SUBMAKE) build
+	@tools/run-tests --log build/test "pytest:e2e:$(wildcard e2e/test_*.py)"
+
+chaos: setup-test ## kill -9 of every program, 20 random moments each; writes docs/reports/chaos.md
+	@$(SUBMAKE) build
+	@BATON_CHAOS_KILLS=20 tools/report chaos "$(CACHE)/venv/bin/python -m pytest -q -s -p no:cacheprovider e2e/test_chaos.py"
+
+FUZZ_SECONDS ?= 20
+fuzz: ## each parser's fuzzer for FUZZ_SECONDS (20) under ASan and UBSan; corpora in build/fuzz/corpus
+	@tools/setup test-packages
+	@$(MAKE) -j$(JOBS) SAN=fuzz CC=clang fuzz-build
+	@for f in build/fuzz/tests/fuzz/fuzz_*; do case $$f in *.o|*.d) continue;; esac; n=$${f##*/}; mkdir -p build/fuzz/corpus/$$n; \
+	  echo "fuzzing $$n for $(FUZZ_SECONDS) s"; \
+	  $$f -max_total_time=$(FUZZ_SECONDS) -timeout=10 -rss_limit_mb=4096 -max_len=65536 -print_final_stats=1 -artifact_prefix=build/fuzz/ \
+	    build/fuzz/corpus/$$n >build/fuzz/$$n.log 2>&1 || { tail -n 30 build/fuzz/$$n.log; echo "fuzz: $$n found something: see build/fuzz"; exit 1; }; \
+	  grep -E "number_of_executed_units" build/fuzz/$$n.log; done; echo "fuzz: nothing found"
+
 lint: ## clang-format, clang-tidy, include direction, sizes
 	@tools/setup test-packages
 	@tools/format --check && tools/check-includes && tools/check-size
