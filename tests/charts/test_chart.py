@@ -225,3 +225,24 @@ def test_install_rights_upgrade_and_uninstall(cluster):
     assert [x for x in left if "baton-" in x] == []
     assert cluster.kubectl("get", "clusterrole,clusterrolebinding,validatingadmissionpolicy", "-o", "name").stdout.count("baton-") == 0
     assert "inferencedeployment.serving.baton.dev/chat" in left, "what users made stays, with its CRD"
+
+
+def yaml_blocks():
+    for page in sorted((ROOT / "docs").glob("*.md")):
+        for i, block in enumerate(re.findall(r"^```yaml\n(.*?)^```$", page.read_text(), re.M | re.S)):
+            yield pytest.param(block, id=f"{page.name}-{i}")
+
+
+@pytest.mark.parametrize("block", yaml_blocks())
+def test_objects_in_the_documents_are_taken(cluster, block):
+    cluster.kubectl("-n", "baton", "create", "--dry-run=server", "--validate=strict", "-f", "-", input=block)
+
+
+def test_the_patch_in_the_documents_gives_the_router_the_folder_of_the_chart(cluster):
+    patch = re.search(r"patch deploy baton-router -p '(.*?)'", (ROOT / "docs/operations.md").read_text(), re.S)[1]
+    out = cluster.kubectl("patch", "--local", "-o", "json", "-p", patch, "-f", "-",
+                          input=(ROOT / "manifests/cluster/30-router.yaml").read_text().split("\n---\n")[0]).stdout
+    ours = objects(cluster, template())["Deployment/baton-router"]["spec"]["template"]["spec"]
+    theirs = json.loads(out)["spec"]["template"]["spec"]
+    assert theirs["containers"][0]["volumeMounts"] == ours["containers"][0]["volumeMounts"]
+    assert theirs["volumes"][0]["hostPath"]["path"] == ours["volumes"][0]["hostPath"]["path"]
