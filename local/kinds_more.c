@@ -35,6 +35,11 @@ static void daemonset_defaults(struct server *s, json_t *doc, const json_t *old)
     template_defaults(s, doc, old);
     rolling_default(doc, "spec.updateStrategy",
                     json_pack("{s:i,s:i}", "maxUnavailable", 1, "maxSurge", 0));
+}
+
+static void daemonset_server_sets(struct server *s, json_t *doc, const json_t *old)
+{
+    (void)s;
     if (!old)
         json_object_set_new(doc, "status",
                             json_pack("{s:i,s:i,s:i,s:i}", "currentNumberScheduled", 0,
@@ -75,9 +80,17 @@ static void workload_validate(const json_t *doc, const json_t *old, json_t *caus
 
 const struct kind_ops ops_deployment = {.defaults = deployment_defaults, .validate = workload_validate};
 static const char *const replicaset_fields[] = {"status.replicas", NULL};
-const struct kind_ops ops_replicaset = {.defaults = template_defaults, .validate = workload_validate,
+static void replicaset_server_sets(struct server *s, json_t *doc, const json_t *old)
+{
+    (void)s;
+    if (!old)
+        json_object_set_new(doc, "status", json_pack("{s:i}", "replicas", 0));
+}
+const struct kind_ops ops_replicaset = {.defaults = template_defaults,
+                                        .server_sets = replicaset_server_sets, .validate = workload_validate,
                                         .fields = replicaset_fields};
-const struct kind_ops ops_daemonset = {.defaults = daemonset_defaults, .validate = workload_validate};
+const struct kind_ops ops_daemonset = {.defaults = daemonset_defaults,
+                                       .server_sets = daemonset_server_sets, .validate = workload_validate};
 
 static void pdb_validate(const json_t *doc, const json_t *old, json_t *causes)
 {
@@ -143,7 +156,17 @@ static void hpa_validate(const json_t *doc, const json_t *old, json_t *causes)
         cause_invalid(causes, "spec.maxReplicas", hi,
                       "must be greater than or equal to `minReplicas`");
 }
-const struct kind_ops ops_hpa = {.validate = hpa_validate};
+static void hpa_defaults(struct server *s, json_t *doc, const json_t *old)
+{
+    (void)s;
+    (void)old;
+    json_t *spec = json_object_get(doc, "spec");
+    if (json_is_object(spec) && !json_array_size(json_object_get(spec, "metrics")))
+        json_object_set_new(spec, "metrics",
+                            json_pack("[{s:s,s:{s:s,s:{s:s,s:i}}}]", "type", "Resource", "resource", "name",
+                                      "cpu", "target", "type", "Utilization", "averageUtilization", 80));
+}
+const struct kind_ops ops_hpa = {.defaults = hpa_defaults, .validate = hpa_validate};
 
 static void policy_defaults(struct server *s, json_t *doc, const json_t *old)
 {

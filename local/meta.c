@@ -148,7 +148,7 @@ static void check_owners(const json_t *meta, json_t *causes)
             CLEANUP(free_charp) char *at =
                 xasprintf("metadata.ownerReferences[%zu].%s", i, need[k]);
             if (!*json_str_at(o, need[k], ""))
-                cause_invalid(causes, at, json_object_get(o, need[k]), "must not be empty");
+                cause_required(causes, at, "must not be empty");
         }
         controllers += json_bool_at(o, "controller", false);
     }

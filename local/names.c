@@ -23,7 +23,7 @@ const char *name_check_dns_label(const char *s)
 {
     size_t n = strlen(s);
     if (n > 63)
-        return "must be no more than 63 characters";
+        return "must be no more than 63 bytes";
     return is_dns_label(s, n)
                ? NULL
                : "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', "
@@ -52,7 +52,7 @@ const char *name_check_dns_subdomain(const char *s)
 {
     size_t n = strlen(s);
     if (n > 253)
-        return "must be no more than 253 characters";
+        return "must be no more than 253 bytes";
     return is_subdomain(s, n) ? NULL : subdomain_text;
 }
 
@@ -60,7 +60,7 @@ const char *name_check_dns1035_label(const char *s)
 {
     size_t n = strlen(s);
     if (n > 63)
-        return "must be no more than 63 characters";
+        return "must be no more than 63 bytes";
     if (is_dns_label(s, n) && isalpha((unsigned char)s[0]))
         return NULL;
     return "a DNS-1035 label must consist of lower case alphanumeric characters or '-', start with an "
@@ -109,7 +109,7 @@ const char *name_check_label_key(const char *s)
     if (!*name)
         return "name part must be non-empty";
     if (strlen(name) > 63)
-        return "name part must be no more than 63 characters";
+        return "name part must be no more than 63 bytes";
     if (!is_qualified(name, strlen(name)))
         return "name part must consist of alphanumeric characters, '-', '_' or '.', and must start and end "
                "with an alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used "
@@ -121,7 +121,7 @@ const char *name_check_label_value(const char *s)
 {
     size_t n = strlen(s);
     if (n > 63)
-        return "must be no more than 63 characters";
+        return "must be no more than 63 bytes";
     if (!n || is_qualified(s, n))
         return NULL;
     return "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', "

@@ -388,6 +388,8 @@ static bool resolve(struct call *c, const struct segments *s)
     if (s->n < i + 2)
         return false;
     const char *version = s->v[i++];
+    c->watch_path = !strcmp(s->v[i], "watch") && s->n > i + 1; /* the old form of ?watch=1 */
+    i += c->watch_path;
     c->ns = xstrdup("");
     if (!strcmp(s->v[i], "namespaces") && s->n > i + 2 &&
         !(s->n == i + 3 && !*group && namespace_sub(s->v[i + 2]))) {
@@ -408,7 +410,7 @@ static int choose_verb(struct call *c, json_t **st)
 {
     struct str m = httpd_method(c->req);
     const char *w = httpd_arg(c->req, "watch");
-    bool watch = w && (!strcmp(w, "true") || !strcmp(w, "1"));
+    bool watch = c->watch_path || (w && (!strcmp(w, "true") || !strcmp(w, "1")));
     if (str_eq_c(m, "GET") || str_eq_c(m, "HEAD"))
         c->verb = c->name ? VERB_GET : watch ? VERB_WATCH : VERB_LIST;
     else if (str_eq_c(m, "POST"))

@@ -48,7 +48,7 @@ struct call {
     const struct user *user;
     struct call *next; /* in server.waiting */
     uint64_t start_ns;
-    bool queued;
+    bool queued, watch_path;
     /* target */
     const struct resource *r;
     enum verb verb;

@@ -192,12 +192,6 @@ static void t_secret(const json_t *d, json_t *c)
     cell_age(d, c);
 }
 
-static void t_serviceaccount(const json_t *d, json_t *c)
-{
-    cell_i(c, (int64_t)json_array_size(json_at(d, "secrets")));
-    cell_age(d, c);
-}
-
 static void t_namespace(const json_t *d, json_t *c)
 {
     cell_s(c, json_str_at(d, "status.phase", ""));
@@ -397,7 +391,7 @@ static const struct {
     {"services", "Type,Cluster-IP,External-IP,Port(s),Age,+Selector", t_service},
     {"configmaps", "Data,Age", t_configmap},
     {"secrets", "Type,Data,Age", t_secret},
-    {"serviceaccounts", "Secrets,Age", t_serviceaccount},
+    {"serviceaccounts", "Age", cell_age},
     {"namespaces", "Status,Age", t_namespace},
     {"persistentvolumes", "Age", cell_age},
     {"persistentvolumeclaims", "Age", cell_age},
@@ -421,7 +415,7 @@ static const struct {
 };
 static const char other_columns[] = "Created At";
 static const char event_columns[] =
-    "Last Seen,Type,Reason,Object,+Subobject,+Source,Message,+First Seen,+#Count,+Name";
+    "Last Seen,Type,Reason,Object,+Subobject,+Source,Message,+First Seen,+Count,+Name";
 
 static bool is_event(const struct resource *r)
 {
@@ -455,7 +449,8 @@ static void add_columns(json_t *out, const char *spec)
         if (number)
             head = (struct str){head.p + 1, head.n - 1};
         CLEANUP(free_charp) char *name = str_dup(head);
-        json_array_append_new(out, column(name, number ? "integer" : "string", "", name, wide));
+        const char *type = number ? "integer" : !strcmp(name, "Created At") ? "date" : "string";
+        json_array_append_new(out, column(name, type, "", name, wide));
     }
 }
 

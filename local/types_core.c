@@ -6,7 +6,7 @@ const char *const types_table_core[] = {
     "ObjectMeta name:s generateName:s namespace:s uid:s resourceVersion:s selfLink:s generation:i "
     "creationTimestamp:t deletionTimestamp:t deletionGracePeriodSeconds:i labels:{s} annotations:{s} "
     "ownerReferences:[OwnerReference|uid] finalizers:[s=] managedFields:[ManagedFieldsEntry]",
-    "~OwnerReference apiVersion:s! kind:s! name:s! uid:s! controller:b blockOwnerDeletion:b",
+    "~OwnerReference apiVersion:s kind:s name:s uid:s controller:b blockOwnerDeletion:b",
     "ManagedFieldsEntry manager:s operation:s apiVersion:s time:t fieldsType:s fieldsV1:o "
     "subresource:s",
     "ListMeta resourceVersion:s continue:s remainingItemCount:i selfLink:s",

@@ -84,7 +84,7 @@ const char *const types_table_more[] = {
     "*HorizontalPodAutoscaler spec:HorizontalPodAutoscalerSpec status:HorizontalPodAutoscalerStatus",
     "HorizontalPodAutoscalerSpec scaleTargetRef:CrossVersionObjectReference! minReplicas:j=1 "
     "maxReplicas:j! metrics:[MetricSpec] behavior:o",
-    "~CrossVersionObjectReference kind:s! name:s! apiVersion:s",
+    "CrossVersionObjectReference kind:s! name:s! apiVersion:s",
     "MetricSpec type:s! object:o pods:o resource:ResourceMetricSource containerResource:o external:o",
     "ResourceMetricSource name:s! target:MetricTarget!",
     "MetricTarget type:s! value:q averageValue:q averageUtilization:j",

@@ -17,9 +17,10 @@ import urllib.request
 
 import pytest
 
-from conftest import CACHE, LIMIT, program
-
-KUBECTL = CACHE / "k8s/kubectl"
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+BUILD = pathlib.Path(os.environ.get("BATON_BUILD", ROOT / "build"))
+KUBECTL = pathlib.Path(os.environ.get("BATON_CACHE", pathlib.Path.home() / ".cache/baton")) / "k8s/kubectl"
+LIMIT = float(os.environ.get("BATON_TEST_PATIENCE", "1"))  # stretches time limits on slow machines
 CMS = "/api/v1/namespaces/default/configmaps"
 
 
@@ -31,7 +32,7 @@ class Server:
 
     def start(self):
         with open(self.dir / "log", "ab") as log:
-            self.p = subprocess.Popen([program("baton-local"), "serve", "--data", self.dir / "data", "--kubeconfig", self.dir / "kc",
+            self.p = subprocess.Popen([BUILD / "bin/baton-local", "serve", "--data", self.dir / "data", "--kubeconfig", self.dir / "kc",
                                        "--no-kubelet", *self.args], stdout=log, stderr=log, start_new_session=True)
         end = time.monotonic() + 20 * LIMIT
         while True:
@@ -202,7 +203,7 @@ def test_the_address_and_the_tokens_stay_over_a_restart():
 
 
 def test_two_servers_cannot_share_a_data_folder(server):
-    r = subprocess.run([program("baton-local"), "serve", "--data", server.dir / "data", "--no-kubelet"], capture_output=True, text=True,
+    r = subprocess.run([BUILD / "bin/baton-local", "serve", "--data", server.dir / "data", "--no-kubelet"], capture_output=True, text=True,
                        timeout=20 * LIMIT)
     assert r.returncode != 0 and "locked" in r.stderr + r.stdout
 
