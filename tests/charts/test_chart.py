@@ -233,7 +233,7 @@ def yaml_blocks():
             yield pytest.param(block, id=f"{page.name}-{i}")
 
 
-@pytest.mark.parametrize("block", yaml_blocks())
+@pytest.mark.parametrize("block", list(yaml_blocks()))
 def test_objects_in_the_documents_are_taken(cluster, block):
     cluster.kubectl("-n", "baton", "create", "--dry-run=server", "--validate=strict", "-f", "-", input=block)
 
