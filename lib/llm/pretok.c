@@ -111,8 +111,9 @@ int pretok_add_regex(struct pretok *p, struct str pattern, enum pretok_behavior 
                      (char *)msg, (size_t)at);
         goto out;
     }
-    (void)pcre2_jit_compile(re, PCRE2_JIT_COMPLETE); /* without JIT it is only slower */
-    *s = (struct pretok_stage){.kind = PRETOK_REGEX, .behavior = b, .invert = invert, .code = re};
+    bool jit = pcre2_jit_compile(re, PCRE2_JIT_COMPLETE) == 0; /* without it is only slower */
+    *s = (struct pretok_stage){
+        .kind = PRETOK_REGEX, .behavior = b, .invert = invert, .code = re, .jit = jit};
     p->n++;
 out:
     buf_fini(&text);
@@ -179,8 +180,13 @@ void pretok_scratch_fini(struct pretok_scratch *s)
 static int find_regex(const struct pretok_stage *st, pcre2_match_data *md, struct str text,
                       size_t from, size_t *start, size_t *end)
 {
-    int rc = pcre2_match(st->code, (PCRE2_SPTR)text.p, text.n, from,
-                         PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY, md, NULL);
+    PCRE2_SPTR p = (PCRE2_SPTR)text.p;
+    int rc = PCRE2_ERROR_JIT_STACKLIMIT;
+    if (st->jit)
+        rc = pcre2_jit_match(st->code, p, text.n, from, PCRE2_NOTEMPTY, md, NULL);
+    if (rc == PCRE2_ERROR_JIT_STACKLIMIT) /* the interpreter takes its stack from the heap */
+        rc = pcre2_match(st->code, p, text.n, from,
+                         PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY | PCRE2_NO_JIT, md, NULL);
     if (rc == PCRE2_ERROR_NOMATCH)
         return 0;
     if (rc < 0)
@@ -196,9 +202,13 @@ static int find_digits(const struct pretok_stage *st, struct str text, size_t fr
 {
     uint32_t cp;
     for (size_t i = from; i < text.n;) {
+        unsigned char c = (unsigned char)text.p[i];
+        if (c < 0x80 && (c < '0' || c > '9')) {
+            i++;
+            continue;
+        }
         size_t k = utf8_next(text.p + i, text.n - i, &cp);
-        bool digit = cp < 0x80 ? cp >= '0' && cp <= '9' : utf8_is_numeric(cp);
-        if (digit) {
+        if (c < 0x80 || utf8_is_numeric(cp)) {
             *start = i;
             *end = i + k;
             while (st->kind == PRETOK_DIGITS && *end < text.n) {

@@ -28,6 +28,7 @@ struct pretok_stage {
     enum pretok_behavior behavior;
     bool invert; /* the pattern describes what is between matches */
     void *code;  /* pcre2_code */
+    bool jit;    /* compiled to machine code */
     char *literal;
     size_t n_literal;
 };
