@@ -353,7 +353,6 @@ static void tokenized(struct exchange *x)
         return;
     }
     count(x);
-    deployment_arrival(x->d, x->prompt_tokens);
     proxy_start(x);
 }
 

@@ -110,12 +110,17 @@ static void set_costs(struct deployment *d, struct route_worker *s)
     cost_model_init(&s->cost.m, &shape, PRIOR_FLOPS, PRIOR_BYTES_PER_S, PRIOR_LINK_BYTES_PER_S);
 }
 
+static void start_load(struct fleet *f, struct deployment *d);
+
 static void on_model(struct model *m, const struct err *e, void *ctx)
 {
     struct deployment *d = ctx;
     d->loading = false;
     if (d->removed) {
         model_unref(m);
+    } else if (d->load_again) {
+        model_unref(m);
+        start_load(d->fleet, d);
     } else if (m) {
         model_unref(d->model);
         d->model = m;
@@ -140,6 +145,7 @@ static void on_model(struct model *m, const struct err *e, void *ctx)
 
 static void start_load(struct fleet *f, struct deployment *d)
 {
+    d->load_again = d->loading;
     if (d->loading)
         return;
     d->loading = true;
@@ -186,7 +192,7 @@ struct deployment *fleet_deployment(struct fleet *f, const struct deployment_spe
     d->block_tokens = block_tokens;
     if (space)
         name_space(d);
-    if (moved) {
+    if (space) {
         d->load_again_ns = 0;
         start_load(f, d);
     }
@@ -299,9 +305,9 @@ void fleet_remove_worker(struct fleet *f, struct worker *w)
     (void)f;
 }
 
-void deployment_arrival(struct deployment *d, uint64_t prompt_tokens)
+void deployment_arrival(struct deployment *d, uint64_t uncached_tokens)
 {
-    d->arrived_tokens += prompt_tokens;
+    d->arrived_tokens += uncached_tokens;
     d->arrived_requests++;
 }
 

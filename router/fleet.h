@@ -36,8 +36,8 @@ struct deployment {
     enum route_policy policy;
     uint32_t block_tokens, max_context;
     uint64_t created_ns;
-    struct model *model; /* NULL while loading or when that failed (model_error) */
-    bool loading;
+    struct model *model;      /* NULL while loading or when that failed (model_error) */
+    bool loading, load_again; /* load_again: the source changed meanwhile */
     unsigned load_failures;
     uint64_t load_again_ns;
     char model_error[512];
@@ -46,7 +46,7 @@ struct deployment {
     size_t n_workers; /* slots in use or used before */
     struct worker *worker[FLEET_WORKERS_MAX];
     struct route_worker state[FLEET_WORKERS_MAX]; /* by slot */
-    /* arrivals of prompt tokens: average of the last seconds */
+    /* arrivals of uncached prompt tokens: average of the last seconds */
     double arrival_tokens_per_s, arrival_requests_per_s;
     uint64_t arrived_tokens, arrived_requests; /* since arrival_at_ns */
     uint64_t arrival_at_ns;
@@ -118,7 +118,7 @@ struct worker *fleet_worker(struct fleet *f, struct deployment *d, const char *n
 void fleet_remove_worker(struct fleet *f, struct worker *w);
 struct worker *deployment_worker(const struct deployment *d, const char *name);
 bool deployment_has_workers(const struct deployment *d);
-void deployment_arrival(struct deployment *d, uint64_t prompt_tokens);
+void deployment_arrival(struct deployment *d, uint64_t uncached_tokens);
 
 void stats_forget(struct deployment *d); /* stats.c */
 

@@ -8,6 +8,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 
 #define TICK_MS 10
 
@@ -137,8 +138,20 @@ static int listen_on(struct router *r, const char *host, struct httpd **out, str
     return rc;
 }
 
+/* A connection a client and one a worker: as many descriptors as we may have. */
+static void raise_descriptor_limit(void)
+{
+    struct rlimit l;
+    if (getrlimit(RLIMIT_NOFILE, &l) == 0 && l.rlim_cur < l.rlim_max) {
+        l.rlim_cur = l.rlim_max;
+        if (setrlimit(RLIMIT_NOFILE, &l))
+            log_warn("can't raise the limit of open files", LS("error", strerror(errno)));
+    }
+}
+
 static int start(struct router *r, struct err *e)
 {
+    raise_descriptor_limit();
     stats_init();
     r->rng.state = rng_secret_u64();
     buf_init(&r->scratch, 64u << 20);
@@ -154,9 +167,12 @@ static int start(struct router *r, struct err *e)
     if (!rc)
         rc = *r->o.static_file ? static_load(r, r->o.static_file, e)
                                : discover_start(r, &r->discover, e);
-    rc = rc ? rc : listen_on(r, "127.0.0.1", &r->http[0], e);
-    if (!rc && *r->o.host && strcmp(r->o.host, "127.0.0.1") != 0 &&
-        strcmp(r->o.host, "0.0.0.0") != 0)
+    if (rc)
+        return rc;
+    if (strcmp(r->o.host, "0.0.0.0") == 0)
+        return listen_on(r, r->o.host, &r->http[0], e);
+    rc = listen_on(r, "127.0.0.1", &r->http[0], e);
+    if (!rc && *r->o.host && strcmp(r->o.host, "127.0.0.1") != 0)
         rc = listen_on(r, r->o.host, &r->http[1], e);
     return rc;
 }

@@ -86,7 +86,7 @@ struct job {
     bool ended; /* the stream's last record came */
     unsigned retries;
     unsigned stale_repeats, picks_failed;
-    bool error_seen, error_repeatable, unwanted;
+    bool arrived, error_seen, error_repeatable, unwanted;
     uint64_t retry_at_ns, wait_since_ns, sent_ns, first_token_ns, last_token_ns, decode_lost_ns;
     uint64_t avoid[JOB_AVOID]; /* incarnations that failed this job */
     unsigned n_avoid;

@@ -165,6 +165,10 @@ void job_send(struct job *j)
     uint64_t now = clock_mono_ns();
     struct deployment *d = j->x->d;
     int rc = pick(j, now);
+    if (!j->arrived) {
+        j->arrived = true;
+        deployment_arrival(d, j->n_prompt - (rc ? 0 : j->pick.prefill_cached));
+    }
     if (rc) {
         if (j->picks_failed++ == 0)
             stats_pick(d, j->pick.reason);

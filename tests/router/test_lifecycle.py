@@ -300,3 +300,45 @@ def test_clients_that_leave_while_a_thread_works_for_them(pd):
         s.close()
     wait_for(lambda: pd.get("/debug/state")[2]["in_flight"] == 0, 20, message="all are gone")
     assert pd.complete("x", max_tokens=1)[0] == 200
+
+
+def test_a_request_with_two_choices_begins_again_when_decode_dies(fleet):
+    f = fleet(prefill=1, decode=2, policy="always")
+    kw = dict(max_tokens=60, temperature=1.0, seed=5, n=2, ignore_eos=True)
+    expected = f.complete("Here is a list of animals:", **kw)[2]
+    out = []
+    t = threading.Thread(target=lambda: out.append(f.complete("Here is a list of animals:", **kw)))
+    t.start()
+    busy = wait_for(lambda: [w for w in f.workers.values() if w.role == "decode" and w.state()["running"]], 20, every=0.01)
+    busy[0].kill()
+    t.join(60 * LIMIT)
+    status, headers, r = out[0]
+    assert status == 200
+    assert [c["text"] for c in r["choices"]] == [c["text"] for c in expected["choices"]]
+    assert r["usage"]["completion_tokens"] == 120
+    assert not headers["x-baton-decode"].startswith(busy[0].name + ":")
+
+
+def test_echo_with_logprobs_survives_the_death_of_decode(fleet):
+    f = fleet(prefill=1, decode=2, policy="always")
+    kw = dict(max_tokens=60, temperature=0, echo=True, logprobs=2, ignore_eos=True)
+    expected = f.complete("Here is a list of animals:", **kw)[2]["choices"][0]
+    got = []
+
+    def kill_at(n):
+        if n == 25:
+            for w in f.workers.values():
+                if w.role == "decode" and w.state()["running"]:
+                    w.kill()
+                    got.append(w)
+    c = open_stream(f, "Here is a list of animals:", **kw)
+    tokens, text = [], ""
+    for n, e in enumerate(events(c.getresponse())):
+        assert "error" not in e
+        for choice in e["choices"]:
+            text += choice["text"]
+            if choice["logprobs"]:
+                tokens += zip(choice["logprobs"]["tokens"], choice["logprobs"]["token_logprobs"])
+        kill_at(n)
+    assert len(got) == 1 and text == expected["text"]
+    assert tokens == list(zip(expected["logprobs"]["tokens"], expected["logprobs"]["token_logprobs"]))
