@@ -141,6 +141,19 @@ static void fail(struct kube_watch *w, const struct err *e, unsigned retry_after
     again(w, (unsigned)ms);
 }
 
+/* Half-open connections say nothing: the timer runs while a stream is open and starts anew with
+ * each byte. */
+static void on_silence(uv_timer_t *t)
+{
+    struct kube_watch *w = t->data;
+    struct err e = {0};
+    http_cancel(w->call);
+    w->call = NULL;
+    err_set(&e, ETIMEDOUT, "%s: nothing was heard for %u ms", w->cfg.kind->plural,
+            w->cfg.silence_ms);
+    fail(w, &e, 0);
+}
+
 static char *key_of(const json_t *object)
 {
     return xasprintf("%s/%s", json_str_at(object, "metadata.namespace", ""),
@@ -262,6 +275,7 @@ static int on_data(struct http_call *call, struct str piece, void *ctx)
 {
     struct kube_watch *w = ctx;
     (void)call;
+    uv_timer_start(&w->timer, on_silence, w->cfg.silence_ms, 0);
     if (w->refused)
         return w->line.n + piece.n < STATUS_MAX && buf_append(&w->line, piece.p, piece.n);
     enter(w);
@@ -312,6 +326,7 @@ static void on_stream_done(const struct http_response *r, void *ctx)
     bool was_initial = w->initial;
     w->call = NULL;
     w->connected = false;
+    uv_timer_stop(&w->timer);
     if (lived > HEALTHY_NS)
         w->failures = 0;
     if (was_initial && (r->status == 400 || r->status == 422)) {
@@ -408,7 +423,6 @@ static void begin(struct kube_watch *w)
     unsigned timeout =
         w->cfg.watch_timeout_s ? w->cfg.watch_timeout_s : (unsigned)(300 + rng_below(&w->rng, 301));
     struct http_request stream = {
-        .silence_timeout_ms = w->cfg.silence_ms,
         .on_headers = on_headers,
         .on_data = on_data,
         .on_done = on_stream_done,
@@ -434,6 +448,8 @@ static void begin(struct kube_watch *w)
                  w->rv);
     }
     start(w, query, &stream);
+    if (w->call)
+        uv_timer_start(&w->timer, on_silence, w->cfg.silence_ms, 0);
 }
 
 int kube_watch_start(struct kube_client *c, const struct kube_watch_config *cfg,
