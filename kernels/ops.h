@@ -39,8 +39,8 @@ enum mat_form {
     MAT_N4M,    /* 4-bit codes, f16 scales and minima:      Q4_1 */
     MAT_N4MF,   /* 4-bit codes, f32 scales and minima:      Q4_K */
     MAT_I8,     /* 8-bit codes, zero 128, f16 scales:       Q8_0, Q5_0 */
-    MAT_I8M,    /* 8-bit codes, f16 scales and minima:      Q5_1 */
-    MAT_I8MF,   /* 8-bit codes, f32 scales and minima:      Q5_K */
+    MAT_I8M,    /* bytes of 0..31, f16 scales and minima:   Q5_1 */
+    MAT_I8MF,   /* bytes of 0..31, f32 scales and minima:   Q5_K */
     MAT_I8B16,  /* 8-bit codes, zero 128, f32 scales of 16: Q6_K */
     MAT_F32,    /* [column][row] floats */
     MAT_F16,

@@ -1,6 +1,6 @@
 /* Matrix products, AVX-512 with VNNI. A tile is `ng` groups of 16 rows by `nt` tokens; whatever its size, an element's
  * operations and their order are those of scalar_matmul.c. Tiles are instantiated for constant form, ng and nt. */
-#include "kernels/cpu/avx512.h"
+#include "kernels/cpu/v16_avx512.h"
 
 #include <string.h>
 
@@ -223,7 +223,7 @@ static void panel(const struct mat *m, const struct mat_shape *s, uint32_t g0, u
         uint32_t ng = g1 - g >= together ? together : 1, end = (g + ng) * GROUP_ROWS;
         k.rec = m->data + g * s->group_bytes;
         k.y = y + (size_t)t0 * ldy + (size_t)g * GROUP_ROWS;
-        k.last = end <= m->rows ? (__mmask16)0xffff : tail_mask(m->rows - (end - GROUP_ROWS));
+        k.last = end <= m->rows ? (__mmask16)0xffff : first_n(m->rows - (end - GROUP_ROWS));
         (ng == 1 ? single : wide)[m->form][nt - 1](&k);
         g += ng;
     }

@@ -1,6 +1,10 @@
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/scalar.h"
+#include "kernels/cpu/simd.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,13 +15,18 @@ static bool always(void)
 }
 
 #if defined(__x86_64__)
-extern const struct kernel_ops avx512_ops;
-
 static bool has_avx512(void)
 {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
            __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("fma");
+}
+
+static bool has_avx2(void)
+{
+    uint32_t a, b, c = 0, d;
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __get_cpuid(1, &a, &b, &c, &d) &&
+           (c & bit_F16C);
 }
 #endif
 
@@ -27,6 +36,7 @@ static const struct {
 } backends[] = {
 #if defined(__x86_64__)
     {&avx512_ops, has_avx512},
+    {&avx2_ops, has_avx2},
 #endif
     {&scalar_ops, always},
 };

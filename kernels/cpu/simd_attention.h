@@ -1,0 +1,198 @@
+/* simd_attention.h: attention over paged KV. For each window of 32 positions K is turned into [dim][position] and V into f32
+ * once, then all queries of the unit pass over them. Bits are those of scalar_attention.c. Compiled once a backend, after
+ * its v16_*.h. */
+#include "kernels/cpu/simd_exp.h"
+
+#include <math.h>
+#include <string.h>
+
+#define Q 4u /* queries at once */
+
+struct query {
+    float max, sum;
+    uint32_t lo, hi; /* positions seen */
+};
+
+/* Scratch of one unit. */
+struct unit {
+    const struct attn *a;
+    float *k, *v;  /* [head_dim][32], [32][head_dim] */
+    float *p;      /* [queries][32] scores, then probabilities */
+    float *factor; /* [queries] */
+    struct query *queries;
+    uint32_t n;
+};
+_Static_assert(sizeof(struct query) == 16, "attn_scratch_floats counts four words a query");
+
+INLINE v16 kv_load(const uint8_t *p, bool f32, size_t i)
+{
+    return f32 ? v_load((const float *)(const void *)p + i) : v_load_f16((const uint16_t *)(const void *)p + i);
+}
+
+static void load_keys(const struct unit *u, const uint8_t *k, uint32_t n)
+{
+    uint32_t dim = u->a->head_dim;
+    for (uint32_t t = 0; t < ATTN_WINDOW; t += 16)
+        for (uint32_t d = 0; d < dim; d += 16) {
+            v16 r[16];
+            UNROLL
+            for (uint32_t i = 0; i < 16; i++)
+                r[i] = t + i < n ? kv_load(k, u->a->kv_f32, (size_t)(t + i) * dim + d) : v_set1(0);
+            v_transpose(r);
+            UNROLL
+            for (uint32_t i = 0; i < 16; i++)
+                v_store(u->k + (size_t)(d + i) * ATTN_WINDOW + t, r[i]);
+        }
+}
+
+static void load_values(const struct unit *u, const uint8_t *v, uint32_t n)
+{
+    uint32_t dim = u->a->head_dim;
+    for (size_t i = 0; i < (size_t)n * dim; i += 16)
+        v_store(u->v + i, kv_load(v, u->a->kv_f32, i));
+}
+
+static const float *query_at(const struct unit *u, uint32_t i)
+{
+    const struct attn *a = u->a;
+    return a->q + i / a->group * a->ldq + (size_t)(i % a->group) * a->head_dim;
+}
+
+static float *out_at(const struct unit *u, uint32_t i)
+{
+    const struct attn *a = u->a;
+    return a->out + i / a->group * a->ldo + (size_t)(i % a->group) * a->head_dim;
+}
+
+INLINE void scores(const struct unit *u, uint32_t first, uint32_t n)
+{
+    const float *q[Q];
+    v16 lo[Q], hi[Q];
+    UNROLL
+    for (uint32_t i = 0; i < n; i++) {
+        q[i] = query_at(u, first + i);
+        lo[i] = hi[i] = v_set1(0);
+    }
+    for (uint32_t d = 0; d < u->a->head_dim; d++) {
+        v16 k0 = v_load(u->k + (size_t)d * ATTN_WINDOW);
+        v16 k1 = v_load(u->k + (size_t)d * ATTN_WINDOW + 16);
+        UNROLL
+        for (uint32_t i = 0; i < n; i++) {
+            v16 x = v_set1(q[i][d]);
+            lo[i] = v_fma(x, k0, lo[i]);
+            hi[i] = v_fma(x, k1, hi[i]);
+        }
+    }
+    UNROLL
+    for (uint32_t i = 0; i < n; i++) {
+        v_store(u->p + (size_t)(first + i) * ATTN_WINDOW, lo[i]);
+        v_store(u->p + (size_t)(first + i) * ATTN_WINDOW + 16, hi[i]);
+    }
+}
+
+/* Scores of one query to probabilities, its running maximum and sum. */
+static void softmax(const struct unit *u, uint32_t i, uint32_t base)
+{
+    struct query *s = &u->queries[i];
+    float *p = u->p + (size_t)i * ATTN_WINDOW;
+    uint32_t t0 = s->lo > base ? s->lo - base : 0, t1 = s->hi - base < ATTN_WINDOW ? s->hi - base : ATTN_WINDOW;
+    uint32_t seen = (t1 == 32 ? ~0u : (1u << t1) - 1) & ~((1u << t0) - 1);
+    const v16 none = v_set1(-INFINITY);
+    v16 lo = v_choose(seen & 0xffff, v_load(p), none), hi = v_choose(seen >> 16, v_load(p + 16), none);
+    float max = v_max_of(v_max(lo, hi));
+    max = max > s->max ? max : s->max;
+    lo = v_exp(v_sub(lo, v_set1(max)));
+    hi = v_exp(v_sub(hi, v_set1(max)));
+    v_store(p, lo);
+    v_store(p + 16, hi);
+    u->factor[i] = v_max_of(v_exp(v_set1(s->max - max))); /* all lanes are equal */
+    s->sum = fmaf(s->sum, u->factor[i], v_sum(v_add(lo, hi)));
+    s->max = max;
+}
+
+/* out = out x factor + p V for n queries and `w` vectors of dims from d; positions [t0, t1) of the window. */
+INLINE void weighted(const struct unit *u, uint32_t first, uint32_t n, uint32_t d, uint32_t w, uint32_t t0, uint32_t t1)
+{
+    v16 acc[Q][4];
+    UNROLL
+    for (uint32_t i = 0; i < n; i++)
+        UNROLL
+        for (uint32_t j = 0; j < w; j++)
+            acc[i][j] = v_mul(v_load(out_at(u, first + i) + d + j * 16),
+                                      v_set1(u->factor[first + i]));
+    for (uint32_t t = t0; t < t1; t++) {
+        const float *v = u->v + (size_t)t * u->a->head_dim + d;
+        UNROLL
+        for (uint32_t i = 0; i < n; i++) {
+            v16 p = v_set1(u->p[(size_t)(first + i) * ATTN_WINDOW + t]);
+            UNROLL
+            for (uint32_t j = 0; j < w; j++)
+                acc[i][j] = v_fma(p, v_load(v + j * 16), acc[i][j]);
+        }
+    }
+    UNROLL
+    for (uint32_t i = 0; i < n; i++)
+        UNROLL
+        for (uint32_t j = 0; j < w; j++)
+            v_store(out_at(u, first + i) + d + j * 16, acc[i][j]);
+}
+
+INLINE void window_queries(const struct unit *u, uint32_t first, uint32_t n, uint32_t base)
+{
+    uint32_t t0 = ATTN_WINDOW, t1 = 0, d = 0;
+    scores(u, first, n);
+    for (uint32_t i = first; i < first + n; i++) {
+        const struct query *s = &u->queries[i];
+        uint32_t from = s->lo > base ? s->lo - base : 0, to = s->hi - base < 32 ? s->hi - base : 32;
+        t0 = from < t0 ? from : t0;
+        t1 = to > t1 ? to : t1;
+        softmax(u, i, base);
+    }
+    for (; d + 64 <= u->a->head_dim; d += 64)
+        weighted(u, first, n, d, 4, t0, t1);
+    for (; d < u->a->head_dim; d += 16)
+        weighted(u, first, n, d, 1, t0, t1);
+}
+
+/* Queries are ordered by row, so those that see a window are consecutive. */
+static void window(const struct unit *u, uint32_t base)
+{
+    const struct attn *a = u->a;
+    const uint8_t *block = a->pool + a->blocks[base / a->block_tokens] * a->block_bytes;
+    size_t at = (size_t)(base % a->block_tokens) * a->head_dim * (a->kv_f32 ? 4 : 2);
+    uint32_t end = a->start + a->rows - base, i = 0, n = u->n;
+    load_keys(u, block + a->k_at + at, end < ATTN_WINDOW ? end : ATTN_WINDOW);
+    load_values(u, block + a->v_at + at, end < ATTN_WINDOW ? end : ATTN_WINDOW);
+    while (i < n && u->queries[i].hi <= base)
+        i++;
+    while (n > i && u->queries[n - 1].lo >= base + ATTN_WINDOW)
+        n--;
+    for (; i + Q <= n; i += Q)
+        window_queries(u, i, Q, base);
+    if (n - i == 3)
+        window_queries(u, i, 3, base);
+    else if (n - i == 2)
+        window_queries(u, i, 2, base);
+    else if (n - i == 1)
+        window_queries(u, i, 1, base);
+}
+
+void ISA(attention)(const struct attn *a)
+{
+    struct unit u = {.a = a, .n = a->rows * a->group};
+    u.k = a->scratch;
+    u.v = u.k + (size_t)a->head_dim * ATTN_WINDOW;
+    u.p = u.v + (size_t)a->head_dim * ATTN_WINDOW;
+    u.queries = (struct query *)(void *)(u.p + (size_t)u.n * ATTN_WINDOW);
+    u.factor = (float *)(void *)(u.queries + u.n);
+    for (uint32_t i = 0; i < u.n; i++) {
+        uint32_t hi = a->start + i / a->group + 1;
+        u.queries[i] = (struct query){-INFINITY, 0, a->window && hi > a->window ? hi - a->window : 0, hi};
+        memset(out_at(&u, i), 0, a->head_dim * sizeof(float));
+    }
+    uint32_t end = a->start + a->rows;
+    for (uint32_t base = u.queries[0].lo / ATTN_WINDOW * ATTN_WINDOW; base < end; base += ATTN_WINDOW)
+        window(&u, base);
+    for (uint32_t i = 0; i < u.n; i++)
+        ISA(scale)(out_at(&u, i), 1.0f / u.queries[i].sum, a->head_dim);
+}
