@@ -1,9 +1,10 @@
 /* agent.h: the node's agent: what its files share. One loop, one thread.
  *
- * It watches this node's pods once for all launchers, gives each its desired role and the node's weight images over
- * agent.sock, and writes what workers report: the readiness gate serving.baton.dev/role, the annotations actual-role,
- * incarnation, epoch and last-crash of the pod, and this node's NodeInventory. Everything is rebuilt after a kill -9: launchers
- * connect again and repeat their status, images are adopted by their manifests. */
+ * It watches this node's pods once for all launchers, gives each its desired role and the node's
+ * weight images over agent.sock, and writes what workers report: the readiness gate
+ * serving.baton.dev/role, the annotations actual-role, incarnation, epoch and last-crash of the
+ * pod, and this node's NodeInventory. Everything is rebuilt after a kill -9: launchers connect
+ * again and repeat their status, images are adopted by their manifests. */
 #pragma once
 #include "agent/lines.h"
 #include "agent/weights.h"
@@ -14,7 +15,8 @@
 #define AGENT_MANAGER "baton-agent"
 
 struct agent_options {
-    const char *agent_dir, *segment_dir, *models_dir, *node_name, *pod_ip, *kubeconfig, *log_format, *log_level;
+    const char *agent_dir, *segment_dir, *models_dir, *node_name, *pod_ip, *kubeconfig, *log_format,
+        *log_level;
     uint64_t port, weights_budget, tier_budget;
 };
 
@@ -25,9 +27,9 @@ struct launcher { /* one connection on agent.sock */
     int64_t pid;
     struct weights_key want; /* its weights request, strings owned; source NULL: none */
     uint64_t want_bytes;
-    bool waits;       /* for another to fill its image */
-    json_t *status;   /* the last status message; NULL: none yet */
-    char *sent_role;  /* last role told */
+    bool waits;      /* for another to fill its image */
+    json_t *status;  /* the last status message; NULL: none yet */
+    char *sent_role; /* last role told */
     bool sent_drain;
     struct launcher *prev, *next;
 };
@@ -37,7 +39,7 @@ struct apod { /* a pod of this node that has a role label */
     char *ns, *name, *uid;
     json_t *obj;
     uint64_t seen_ns;
-    json_t *reported;  /* status last heard from its launcher (kept over a reconnect) */
+    json_t *reported; /* status last heard from its launcher (kept over a reconnect) */
     bool patching_meta, patching_status;
     uint64_t retry_ns;
     uv_timer_t *wake;
@@ -62,13 +64,16 @@ struct agent {
 
 /* sock.c */
 int sock_start(struct agent *a, struct err *e) MUST_CHECK;
-struct launcher *sock_launcher(struct agent *a, const char *uid); /* the newest of this pod, NULL: none */
-void sock_tell(struct launcher *l, const struct apod *p);         /* its role, and drain when it is being deleted */
+struct launcher *sock_launcher(struct agent *a,
+                               const char *uid); /* the newest of this pod, NULL: none */
+void sock_tell(struct launcher *l,
+               const struct apod *p); /* its role, and drain when it is being deleted */
 
 /* pods.c */
 int pods_start(struct agent *a, struct err *e) MUST_CHECK;
 struct apod *pods_find(struct agent *a, const char *uid);
-void pods_poke(struct apod *p); /* compares what is with what the API says, and writes the difference */
+void pods_poke(
+    struct apod *p); /* compares what is with what the API says, and writes the difference */
 const char *pods_role(const struct apod *p); /* desired; NULL: no label */
 
 /* inventory.c */

@@ -49,7 +49,8 @@ static char **merged_env(const char *const *extra)
     return v;
 }
 
-_Noreturn static void run(const struct child_config *cfg, int out, int err, pid_t parent, char **env)
+_Noreturn static void run(const struct child_config *cfg, int out, int err, pid_t parent,
+                          char **env)
 {
     sigset_t none;
     sigemptyset(&none);

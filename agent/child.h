@@ -1,7 +1,9 @@
-/* child.h: a child process of the launcher that can't outlive it (PR_SET_PDEATHSIG), with its output watched.
+/* child.h: a child process of the launcher that can't outlive it (PR_SET_PDEATHSIG), with its
+ * output watched.
  *
- * Belongs to one loop and its thread, which must be the main thread (the death signal follows the forking thread). stderr
- * passes through to ours and its last line is kept: it goes into the crash record. */
+ * Belongs to one loop and its thread, which must be the main thread (the death signal follows the
+ * forking thread). stderr passes through to ours and its last line is kept: it goes into the crash
+ * record. */
 #pragma once
 #include "lib/json/json.h"
 
@@ -16,7 +18,8 @@ struct child_config {
     int pass_fd, as_fd;           /* as_fd >= 3 in the child; pass_fd -1: none */
     size_t max_stdout_bytes;      /* kept; 0: stdout passes through */
     unsigned timeout_ms;          /* SIGKILL then; 0: none */
-    /* Once, when the process has ended and its output is read. The object is freed after it returns. */
+    /* Once, when the process has ended and its output is read. The object is freed after it
+     * returns. */
     void (*on_exit)(struct child *c, void *ctx);
     void *ctx;
 };

@@ -1,5 +1,5 @@
-/* NodeInventory of this node: devices, weights by rung, tiers, the node's own copy bandwidth. Written when it changes and
- * once a minute. */
+/* NodeInventory of this node: devices, weights by rung, tiers, the node's own copy bandwidth.
+ * Written when it changes and once a minute. */
 #include "agent/agent.h"
 
 #include "lib/base/host.h"
@@ -9,8 +9,8 @@
 #include <stdlib.h>
 #include <sys/stat.h>
 
-#define SOON_MS 200
-#define PERIOD_MS 60000
+#define SOON_MS    200
+#define PERIOD_MS  60000
 #define MODELS_MAX 128
 
 static char *cpu_model(void)
@@ -82,7 +82,8 @@ static void add_weights(struct agent *a, json_t *models)
         weights_info(a->weights, i, &w);
         if (!w.ready)
             continue;
-        json_t *m = json_pack("{s:s, s:s, s:I}", "source", w.source, "rung", "dram", "bytes", (json_int_t)w.bytes);
+        json_t *m = json_pack("{s:s, s:s, s:I}", "source", w.source, "rung", "dram", "bytes",
+                              (json_int_t)w.bytes);
         if (*w.sha256)
             json_object_set_new(m, "sha256", json_string(w.sha256));
         json_array_append_new(models, m);
@@ -98,8 +99,9 @@ static void add_files(struct agent *a, json_t *models)
         CLEANUP(free_charp) char *path = xasprintf("%s/%s", a->opt.models_dir, ent->d_name);
         if (!str_ends(str_c(ent->d_name), STR(".gguf")) || stat(path, &st) || !S_ISREG(st.st_mode))
             continue;
-        json_array_append_new(models, json_pack("{s:o, s:s, s:I}", "source", json_sprintf("file://%s", path), "rung",
-                                                "nvme", "bytes", (json_int_t)st.st_size));
+        json_array_append_new(models, json_pack("{s:o, s:s, s:I}", "source",
+                                                json_sprintf("file://%s", path), "rung", "nvme",
+                                                "bytes", (json_int_t)st.st_size));
     }
     if (d)
         closedir(d);
@@ -113,13 +115,15 @@ static json_t *describe(struct agent *a)
     add_weights(a, models);
     add_files(a, models);
     rate = rate ? rate : copy_bandwidth();
-    json_t *device = json_pack("{s:s, s:s, s:s, s:s, s:I, s:I, s:b}", "name", "cpu0", "kind", "cpu", "model", model,
-                               "isa", cpu_isa(), "memoryBytes", (json_int_t)host_memory_bytes(), "milliCPUs",
-                               (json_int_t)host_milli_cpus(), "healthy", 1);
-    return json_pack("{s:s, s:o, s:[o], s:o, s:[{s:s, s:I, s:I}], s:[{s:s, s:I}]}", "agentVersion", BATON_VERSION,
-                     "hugePages", huge_pages(), "devices", device, "models", models, "tiers", "name", "dram",
-                     "capacityBytes", (json_int_t)a->opt.tier_budget, "usedBytes", (json_int_t)0, "links", "peer",
-                     "memory", "bytesPerSecond", (json_int_t)rate);
+    json_t *device =
+        json_pack("{s:s, s:s, s:s, s:s, s:I, s:I, s:b}", "name", "cpu0", "kind", "cpu", "model",
+                  model, "isa", cpu_isa(), "memoryBytes", (json_int_t)host_memory_bytes(),
+                  "milliCPUs", (json_int_t)host_milli_cpus(), "healthy", 1);
+    return json_pack("{s:s, s:o, s:[o], s:o, s:[{s:s, s:I, s:I}], s:[{s:s, s:I}]}", "agentVersion",
+                     BATON_VERSION, "hugePages", huge_pages(), "devices", device, "models", models,
+                     "tiers", "name", "dram", "capacityBytes", (json_int_t)a->opt.tier_budget,
+                     "usedBytes", (json_int_t)0, "links", "peer", "memory", "bytesPerSecond",
+                     (json_int_t)rate);
 }
 
 static void tick(uv_timer_t *t);
@@ -156,10 +160,17 @@ static void write_status(struct agent *a)
     a->inventory_sent = json_copy(status);
     json_object_set_new(status, "observedAt", json_string(clock_rfc3339(clock_wall_ns(), 0, now)));
     CLEANUP(json_decrefp)
-    json_t *body = json_pack("{s:{s:s}, s:o}", "metadata", "name", a->opt.node_name, "status", status);
-    struct kube_call call = {.verb = KUBE_APPLY, .kind = &kube_ninvs, .name = a->opt.node_name,
-                             .subresource = "status", .body = body, .field_manager = AGENT_MANAGER,
-                             .force = true, .done = status_done, .ctx = a};
+    json_t *body =
+        json_pack("{s:{s:s}, s:o}", "metadata", "name", a->opt.node_name, "status", status);
+    struct kube_call call = {.verb = KUBE_APPLY,
+                             .kind = &kube_ninvs,
+                             .name = a->opt.node_name,
+                             .subresource = "status",
+                             .body = body,
+                             .field_manager = AGENT_MANAGER,
+                             .force = true,
+                             .done = status_done,
+                             .ctx = a};
     struct err e;
     if (kube_start(a->api, &call, &e))
         done(a, false);
@@ -180,11 +191,17 @@ static void object_done(const struct kube_result *r, void *ctx)
 static void write_object(struct agent *a)
 {
     CLEANUP(json_decrefp)
-    json_t *body = json_pack("{s:{s:s, s:[{s:s, s:s, s:s, s:s}]}}", "metadata", "name", a->opt.node_name,
-                             "ownerReferences", "apiVersion", "v1", "kind", "Node", "name", a->opt.node_name, "uid",
-                             a->node_uid);
-    struct kube_call call = {.verb = KUBE_APPLY, .kind = &kube_ninvs, .name = a->opt.node_name, .body = body,
-                             .field_manager = AGENT_MANAGER, .force = true, .done = object_done, .ctx = a};
+    json_t *body = json_pack("{s:{s:s, s:[{s:s, s:s, s:s, s:s}]}}", "metadata", "name",
+                             a->opt.node_name, "ownerReferences", "apiVersion", "v1", "kind",
+                             "Node", "name", a->opt.node_name, "uid", a->node_uid);
+    struct kube_call call = {.verb = KUBE_APPLY,
+                             .kind = &kube_ninvs,
+                             .name = a->opt.node_name,
+                             .body = body,
+                             .field_manager = AGENT_MANAGER,
+                             .force = true,
+                             .done = object_done,
+                             .ctx = a};
     struct err e;
     if (kube_start(a->api, &call, &e))
         done(a, false);
@@ -214,7 +231,10 @@ static void tick(uv_timer_t *t)
         write_status(a);
         return;
     }
-    struct kube_call call = {.verb = KUBE_GET, .kind = &kube_nodes, .name = a->opt.node_name, .done = node_seen,
+    struct kube_call call = {.verb = KUBE_GET,
+                             .kind = &kube_nodes,
+                             .name = a->opt.node_name,
+                             .done = node_seen,
                              .ctx = a};
     struct err e;
     if (kube_start(a->api, &call, &e))

@@ -16,35 +16,41 @@
 #define RECONNECT_MAX_MS 1000
 
 static const struct conf_opt options[] = {
-    {"--pod", "BATON_POD_NAME", CONF_STR, CONF(struct launch_options, pod), "", 0, 0, "this pod's name", "NAME"},
-    {"--namespace", "BATON_POD_NAMESPACE", CONF_STR, CONF(struct launch_options, ns), "default", 0, 0,
-     "this pod's namespace", "NAME"},
-    {"--uid", "BATON_POD_UID", CONF_STR, CONF(struct launch_options, uid), "", 0, 0, "this pod's uid", "UID"},
-    {"--agent-dir", "BATON_AGENT_DIR", CONF_STR, CONF(struct launch_options, agent_dir), "/run/baton", 0, 0,
-     "folder of the node agent's socket", "DIR"},
+    {"--pod", "BATON_POD_NAME", CONF_STR, CONF(struct launch_options, pod), "", 0, 0,
+     "this pod's name", "NAME"},
+    {"--namespace", "BATON_POD_NAMESPACE", CONF_STR, CONF(struct launch_options, ns), "default", 0,
+     0, "this pod's namespace", "NAME"},
+    {"--uid", "BATON_POD_UID", CONF_STR, CONF(struct launch_options, uid), "", 0, 0,
+     "this pod's uid", "UID"},
+    {"--agent-dir", "BATON_AGENT_DIR", CONF_STR, CONF(struct launch_options, agent_dir),
+     "/run/baton", 0, 0, "folder of the node agent's socket", "DIR"},
     {"--source", "BATON_MODEL_SOURCE", CONF_STR, CONF(struct launch_options, source), "", 0, 0,
      "the model (file:///…)", "URL"},
     {"--sha256", "BATON_MODEL_SHA256", CONF_STR, CONF(struct launch_options, sha256), "", 0, 0,
      "the model file's digest", "HEX"},
     {"--worker", "BATON_WORKER", CONF_STR, CONF(struct launch_options, worker), "", 0, 0,
      "the worker program (default: baton-worker beside this one)", "FILE"},
-    {"--memory-limit", "BATON_MEMORY_LIMIT_BYTES", CONF_BYTES, CONF(struct launch_options, memory_limit), "0", 0, 0,
-     "memory of this pod (0: the machine's)", "BYTES"},
-    {"--drain-seconds", "BATON_DRAIN_SECONDS", CONF_U64, CONF(struct launch_options, drain_seconds), "30", 0, 86400,
-     "longest that running requests may take after SIGTERM", "SECONDS"},
-    {"--tp", "BATON_TP", CONF_U64, CONF(struct launch_options, tp), "1", 1, 1024, "tensor-parallel ranks", "N"},
-    {"--pp", "BATON_PP", CONF_U64, CONF(struct launch_options, pp), "1", 1, 1024, "pipeline stages", "N"},
-    {"--backoff-ms", "BATON_BACKOFF_MS", CONF_U64, CONF(struct launch_options, backoff_ms), "500", 1, 60000,
-     "first delay before a crashed worker starts again; doubles up to a minute", "MS"},
-    {"--log-format", "BATON_LOG_FORMAT", CONF_STR, CONF(struct launch_options, log_format), "json", 0, 0,
-     "json or text", "FORMAT"},
-    {"--log-level", "BATON_LOG_LEVEL", CONF_STR, CONF(struct launch_options, log_level), "info", 0, 0,
-     "error, warn, info or debug", "LEVEL"},
+    {"--memory-limit", "BATON_MEMORY_LIMIT_BYTES", CONF_BYTES,
+     CONF(struct launch_options, memory_limit), "0", 0, 0, "memory of this pod (0: the machine's)",
+     "BYTES"},
+    {"--drain-seconds", "BATON_DRAIN_SECONDS", CONF_U64, CONF(struct launch_options, drain_seconds),
+     "30", 0, 86400, "longest that running requests may take after SIGTERM", "SECONDS"},
+    {"--tp", "BATON_TP", CONF_U64, CONF(struct launch_options, tp), "1", 1, 1024,
+     "tensor-parallel ranks", "N"},
+    {"--pp", "BATON_PP", CONF_U64, CONF(struct launch_options, pp), "1", 1, 1024, "pipeline stages",
+     "N"},
+    {"--backoff-ms", "BATON_BACKOFF_MS", CONF_U64, CONF(struct launch_options, backoff_ms), "500",
+     1, 60000, "first delay before a crashed worker starts again; doubles up to a minute", "MS"},
+    {"--log-format", "BATON_LOG_FORMAT", CONF_STR, CONF(struct launch_options, log_format), "json",
+     0, 0, "json or text", "FORMAT"},
+    {"--log-level", "BATON_LOG_LEVEL", CONF_STR, CONF(struct launch_options, log_level), "info", 0,
+     0, "error, warn, info or debug", "LEVEL"},
     {0}};
 
 static const struct conf_prog prog = {
     "baton-agent launch",
-    "Entry point of a worker pod: starts the worker process, restarts it when it crashes, changes its role and drains\n"
+    "Entry point of a worker pod: starts the worker process, restarts it when it crashes, changes "
+    "its role and drains\n"
     "it at SIGTERM. Weights and roles come from the node's agent.",
     "[options]", options};
 
@@ -60,8 +66,8 @@ static json_t *status_message(struct launch *l)
     bool live = l->step == STEP_RUN && l->worker_status;
     bool ready = live && json_bool_at(l->worker_status, "ready", false);
     bool draining = l->draining || (live && json_bool_at(l->worker_status, "draining", false));
-    json_t *o = json_pack("{s:s, s:b, s:b, s:O?}", "type", "status", "ready", (int)(ready && !draining), "draining",
-                          (int)draining, "crash", l->crash);
+    json_t *o = json_pack("{s:s, s:b, s:b, s:O?}", "type", "status", "ready",
+                          (int)(ready && !draining), "draining", (int)draining, "crash", l->crash);
     if (live)
         json_object_set_new(o, "role", json_string(json_str_at(l->worker_status, "role", "")));
     if (l->incarnation) {
@@ -112,15 +118,17 @@ void launch_ask_weights(struct launch *l)
     if (!l->agent || l->asked_weights || (!hold && l->step != STEP_WEIGHTS))
         return;
     CLEANUP(json_decrefp)
-    json_t *o = json_pack("{s:s, s:s, s:s, s:s, s:s, s:i, s:I, s:b}", "type", "weights", "source", l->opt.source,
-                          "sha256", l->opt.sha256, "isa", l->isa, "layout", l->layout, "rank", 0, "bytes",
-                          (json_int_t)l->weights_bytes, "hold", (int)hold);
+    json_t *o =
+        json_pack("{s:s, s:s, s:s, s:s, s:s, s:i, s:I, s:b}", "type", "weights", "source",
+                  l->opt.source, "sha256", l->opt.sha256, "isa", l->isa, "layout", l->layout,
+                  "rank", 0, "bytes", (json_int_t)l->weights_bytes, "hold", (int)hold);
     l->asked_weights = lines_send(l->agent, o, -1) == 0;
 }
 
 void launch_filled(struct launch *l, const char *checksum)
 {
-    CLEANUP(json_decrefp) json_t *o = json_pack("{s:s, s:s}", "type", "filled", "checksum", checksum);
+    CLEANUP(json_decrefp)
+    json_t *o = json_pack("{s:s, s:s}", "type", "filled", "checksum", checksum);
     if (l->agent && lines_send(l->agent, o, -1))
         log_warn("the agent does not listen");
 }
@@ -138,7 +146,8 @@ static void on_weights(struct launch *l, const json_t *msg)
         launch_say(l, "another worker of this node loads the weights");
     } else if (strcmp(state, "error") == 0) {
         l->asked_weights = false;
-        worker_failed(l, "InsufficientMemory", 0, 0, json_str_at(msg, "message", "the agent has no weights"));
+        worker_failed(l, "InsufficientMemory", 0, 0,
+                      json_str_at(msg, "message", "the agent has no weights"));
     } else if (fd < 0) {
         log_warn("the agent's answer about weights has no file", LS("state", state));
     } else if (fill) {
@@ -180,7 +189,8 @@ static void connect_agent(uv_timer_t *t);
 static void reconnect_later(struct launch *l)
 {
     uv_timer_start(&l->reconnect, connect_agent, l->reconnect_ms, 0);
-    l->reconnect_ms = l->reconnect_ms * 2 < RECONNECT_MAX_MS ? l->reconnect_ms * 2 : RECONNECT_MAX_MS;
+    l->reconnect_ms =
+        l->reconnect_ms * 2 < RECONNECT_MAX_MS ? l->reconnect_ms * 2 : RECONNECT_MAX_MS;
 }
 
 static void on_closed(struct lines *lines, const char *why, void *ctx)
@@ -212,8 +222,8 @@ static void connect_agent(uv_timer_t *t)
         return;
     }
     CLEANUP(json_decrefp)
-    json_t *hello = json_pack("{s:s, s:s, s:s, s:s, s:i}", "type", "hello", "pod", l->opt.pod, "namespace", l->opt.ns,
-                              "uid", l->opt.uid, "pid", (int)getpid());
+    json_t *hello = json_pack("{s:s, s:s, s:s, s:s, s:i}", "type", "hello", "pod", l->opt.pod,
+                              "namespace", l->opt.ns, "uid", l->opt.uid, "pid", (int)getpid());
     if (lines_send(l->agent, hello, -1))
         return; /* on_closed follows */
     log_info("agent connected");
@@ -265,12 +275,14 @@ int launch_main(int argc, char **argv)
     if (r > 0)
         return 0;
     if (r || log_level_parse(l.opt.log_level, &level)) {
-        fprintf(stderr, "baton-agent launch: %s\n", r ? e.msg : "--log-level is error, warn, info or debug");
+        fprintf(stderr, "baton-agent launch: %s\n",
+                r ? e.msg : "--log-level is error, warn, info or debug");
         return 2;
     }
     log_init("baton-launch", l.opt.log_format, level);
     if (!*l.opt.uid || !*l.opt.source) {
-        log_error("BATON_POD_UID and BATON_MODEL_SOURCE must be set; the controller's pod template does it");
+        log_error("BATON_POD_UID and BATON_MODEL_SOURCE must be set; the controller's pod template "
+                  "does it");
         return 2;
     }
     signal(SIGPIPE, SIG_IGN);

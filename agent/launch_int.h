@@ -1,8 +1,10 @@
-/* launch_int.h: what the launcher's files share. One loop, the main thread (children die with the thread that made them).
+/* launch_int.h: what the launcher's files share. One loop, the main thread (children die with the
+ * thread that made them).
  *
- * The life of a worker: plan (what will it need? refuse if that is more than there is) → weights (from the agent; the first
- * of a node fills them in a child) → role (desired, from the agent) → run → on its end: a crash record, back-off, again.
- * The agent may come and go at any time: the launcher connects again and repeats what it has said. */
+ * The life of a worker: plan (what will it need? refuse if that is more than there is) → weights
+ * (from the agent; the first of a node fills them in a child) → role (desired, from the agent) →
+ * run → on its end: a crash record, back-off, again. The agent may come and go at any time: the
+ * launcher connects again and repeats what it has said. */
 #pragma once
 #include "agent/child.h"
 #include "agent/lines.h"
@@ -45,27 +47,28 @@ struct launch {
     uint64_t incarnation, started_ns;
     int64_t epoch;
     bool epoch_known, draining, drained;
-    json_t *worker_status; /* its last status message */
-    json_t *crash;         /* the last crash record */
-    char *message;         /* what a person should know while it is not ready */
+    json_t *worker_status;   /* its last status message */
+    json_t *crash;           /* the last crash record */
+    char *message;           /* what a person should know while it is not ready */
     uv_timer_t retry, limit; /* back-off; drain, then kill */
     uint64_t backoff_ms, backoff_until_wall_ns;
-    char *said;            /* the last status line to the agent */
+    char *said; /* the last status line to the agent */
     int exit_code;
 };
 
 /* launch.c */
 void launch_report(struct launch *l); /* status to the agent, if it changed */
-void launch_say(struct launch *l, const char *fmt, ...) PRINTF_LIKE(2, 3); /* sets message and reports */
+void launch_say(struct launch *l, const char *fmt, ...)
+    PRINTF_LIKE(2, 3); /* sets message and reports */
 void launch_ask_weights(struct launch *l);
 void launch_filled(struct launch *l, const char *checksum);
 void launch_exit(struct launch *l, int code);
 
 /* launch_worker.c */
 void worker_plan(struct launch *l);
-void worker_fill(struct launch *l, int fd);   /* takes fd */
+void worker_fill(struct launch *l, int fd);    /* takes fd */
 void worker_weights(struct launch *l, int fd); /* read-only weights are here; takes fd */
-void worker_stop_fill(struct launch *l);      /* the agent is gone: what was filled is lost */
-void worker_role(struct launch *l);           /* the desired role is known or has changed */
+void worker_stop_fill(struct launch *l);       /* the agent is gone: what was filled is lost */
+void worker_role(struct launch *l);            /* the desired role is known or has changed */
 void worker_failed(struct launch *l, const char *reason, int code, int sig, const char *message);
 void worker_drain(struct launch *l, bool exit_after);

@@ -13,10 +13,10 @@
 
 #define PLAN_TIMEOUT_MS 30000
 #define FILL_TIMEOUT_MS 1800000
-#define BACKOFF_MAX_MS 60000
-#define HEALTHY_NS (60 * NS_PER_S) /* a worker that lived so long starts the back-off anew */
-#define TERM_MS 2000               /* from SIGTERM of a worker to SIGKILL */
-#define LAUNCHER_FD 3
+#define BACKOFF_MAX_MS  60000
+#define HEALTHY_NS      (60 * NS_PER_S) /* a worker that lived so long starts the back-off anew */
+#define TERM_MS         2000            /* from SIGTERM of a worker to SIGKILL */
+#define LAUNCHER_FD     3
 
 static void again(uv_timer_t *t)
 {
@@ -39,9 +39,10 @@ void worker_failed(struct launch *l, const char *reason, int code, int sig, cons
     snprintf(incarnation, sizeof incarnation, "%016llx", (unsigned long long)l->incarnation);
     json_decref(l->crash);
     json_t *text = json_string(message);
-    l->crash = json_pack("{s:s, s:s, s:i, s:i, s:o, s:I, s:s}", "time", clock_rfc3339(clock_wall_ns(), 0, now),
-                         "reason", reason, "exitCode", code, "signal", sig, "message",
-                         text ? text : json_string(reason), "epoch", (json_int_t)l->epoch, "incarnation", incarnation);
+    l->crash = json_pack("{s:s, s:s, s:i, s:i, s:o, s:I, s:s}", "time",
+                         clock_rfc3339(clock_wall_ns(), 0, now), "reason", reason, "exitCode", code,
+                         "signal", sig, "message", text ? text : json_string(reason), "epoch",
+                         (json_int_t)l->epoch, "incarnation", incarnation);
     log_warn("the worker is not running", LS("reason", reason), LI("code", code), LI("signal", sig),
              LS("message", message), LI("retry_ms", l->backoff_ms));
     wait_and_retry(l);
@@ -80,7 +81,9 @@ static void helper_failed(struct launch *l, struct child *c, const char *what)
     char why[1200];
     const char *line = child_last_line(c);
     snprintf(why, sizeof why, "%s: %s", what,
-             child_timed_out(c) ? "no answer in time" : *line ? line : "it ended without saying why");
+             child_timed_out(c) ? "no answer in time"
+             : *line            ? line
+                                : "it ended without saying why");
     worker_failed(l, "ModelUnusable", child_exit_code(c), child_exit_signal(c), why);
 }
 
@@ -124,9 +127,16 @@ static int start_helper(struct launch *l, const char *flag, int fd, unsigned tim
     struct err e;
     const char *argv[] = {l->worker_path, flag, NULL};
     const char *env[] = {"BATON_WEIGHTS_FD=3", NULL};
-    struct child_config c = {.loop = &l->loop, .file = l->worker_path, .argv = argv, .extra_env = fd >= 0 ? env : NULL,
-                             .pass_fd = fd, .as_fd = 3, .max_stdout_bytes = 65536, .timeout_ms = timeout_ms,
-                             .on_exit = on_exit, .ctx = l};
+    struct child_config c = {.loop = &l->loop,
+                             .file = l->worker_path,
+                             .argv = argv,
+                             .extra_env = fd >= 0 ? env : NULL,
+                             .pass_fd = fd,
+                             .as_fd = 3,
+                             .max_stdout_bytes = 65536,
+                             .timeout_ms = timeout_ms,
+                             .on_exit = on_exit,
+                             .ctx = l};
     if (child_start(&c, &l->helper, &e) == 0)
         return 0;
     worker_failed(l, "StartError", 0, 0, e.msg);
@@ -139,8 +149,9 @@ void worker_plan(struct launch *l)
         return;
     l->step = STEP_PLAN;
     if (l->opt.tp * l->opt.pp != 1) {
-        worker_failed(l, "UnsupportedLayout", 0, 0,
-                      "a CPU node has one device: parallelism.tensor and parallelism.pipeline must be 1");
+        worker_failed(
+            l, "UnsupportedLayout", 0, 0,
+            "a CPU node has one device: parallelism.tensor and parallelism.pipeline must be 1");
         return;
     }
     launch_say(l, "reading the model's header");
@@ -209,7 +220,8 @@ static void on_worker_message(struct lines *lines, const json_t *msg, void *ctx)
     struct launch *l = ctx;
     const char *type = json_str_at(msg, "type", "");
     if (strcmp(type, "status") == 0) {
-        bool was = json_bool_at(l->worker_status, "ready", false), is = json_bool_at(msg, "ready", false);
+        bool was = json_bool_at(l->worker_status, "ready", false),
+             is = json_bool_at(msg, "ready", false);
         json_decref(l->worker_status);
         l->worker_status = json_deep_copy(msg);
         if (is && !was)
@@ -233,7 +245,8 @@ static void on_worker_closed(struct lines *lines, const char *why, void *ctx)
     l->worker_lines = NULL;
     log_debug("the worker closed its socket", LS("why", why));
     if (l->worker && !uv_is_active((uv_handle_t *)&l->limit))
-        uv_timer_start(&l->limit, kill_worker, TERM_MS, 0); /* without it nothing can be told to it */
+        uv_timer_start(&l->limit, kill_worker, TERM_MS,
+                       0); /* without it nothing can be told to it */
 }
 
 static const char *crash_reason(int sig, int code)
@@ -268,10 +281,11 @@ static void worker_ended(struct child *c, void *ctx)
     if (clock_mono_ns() - l->started_ns > HEALTHY_NS)
         l->backoff_ms = l->opt.backoff_ms;
     if (sig)
-        snprintf(why, sizeof why, "the worker was ended by signal %d (%s)%s%s", sig, strsignal(sig), *line ? ": " : "",
-                 line);
+        snprintf(why, sizeof why, "the worker was ended by signal %d (%s)%s%s", sig, strsignal(sig),
+                 *line ? ": " : "", line);
     else
-        snprintf(why, sizeof why, "the worker ended with code %d%s%s", code, *line ? ": " : "", line);
+        snprintf(why, sizeof why, "the worker ended with code %d%s%s", code, *line ? ": " : "",
+                 line);
     worker_failed(l, crash_reason(sig, code), code, sig, why);
     l->epoch++;
 }
@@ -292,9 +306,16 @@ static int spawn_worker(struct launch *l, struct err *e)
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair))
         return err_set(e, errno, "no socket for the worker: %s", strerror(errno));
     fcntl(pair[1], F_SETFL, 0); /* the worker's end blocks unless it says otherwise */
-    struct child_config c = {.loop = &l->loop, .file = l->worker_path, .argv = argv, .extra_env = env,
-                             .pass_fd = pair[1], .as_fd = LAUNCHER_FD, .on_exit = worker_ended, .ctx = l};
-    struct lines_handlers h = {.on_message = on_worker_message, .on_closed = on_worker_closed, .ctx = l};
+    struct child_config c = {.loop = &l->loop,
+                             .file = l->worker_path,
+                             .argv = argv,
+                             .extra_env = env,
+                             .pass_fd = pair[1],
+                             .as_fd = LAUNCHER_FD,
+                             .on_exit = worker_ended,
+                             .ctx = l};
+    struct lines_handlers h = {
+        .on_message = on_worker_message, .on_closed = on_worker_closed, .ctx = l};
     int r = child_start(&c, &l->worker, e);
     close(pair[1]);
     if (r || (r = lines_new(&l->loop, pair[0], &h, &l->worker_lines, e)))
@@ -318,11 +339,12 @@ static void start_worker(struct launch *l)
         return;
     }
     l->step = STEP_RUN;
-    log_info("worker started", LI("pid", child_pid(l->worker)), LS("role", l->role), LS("incarnation", text),
-             LI("epoch", l->epoch));
+    log_info("worker started", LI("pid", child_pid(l->worker)), LS("role", l->role),
+             LS("incarnation", text), LI("epoch", l->epoch));
     send_worker(l,
-                json_pack("{s:s, s:i, s:i, s:s, s:s, s:I}", "type", "start", "rank", 0, "ranks", 1, "role", l->role,
-                          "incarnation", text, "weights_bytes", (json_int_t)l->weights_bytes),
+                json_pack("{s:s, s:i, s:i, s:s, s:s, s:I}", "type", "start", "rank", 0, "ranks", 1,
+                          "role", l->role, "incarnation", text, "weights_bytes",
+                          (json_int_t)l->weights_bytes),
                 l->weights_fd);
     launch_say(l, "the worker is starting");
 }
@@ -346,7 +368,8 @@ void worker_role(struct launch *l)
         send_worker(l, json_pack("{s:s, s:s}", "type", "role", "role", l->role), -1);
 }
 
-/* exit_after: SIGTERM. Without: the pod is being deleted, SIGTERM will follow; nothing new is taken from now on. */
+/* exit_after: SIGTERM. Without: the pod is being deleted, SIGTERM will follow; nothing new is taken
+ * from now on. */
 void worker_drain(struct launch *l, bool exit_after)
 {
     bool first = !l->draining;

@@ -100,7 +100,8 @@ static bool split(struct lines *l)
     char *nl;
     while (!l->closed && l->in.n && (nl = memchr(l->in.data, '\n', l->in.n))) {
         size_t n = (size_t)(nl - l->in.data);
-        CLEANUP(json_decrefp) json_t *msg = json_parse((struct str){l->in.data, n}, LINES_MAX_BYTES, 0, NULL);
+        CLEANUP(json_decrefp)
+        json_t *msg = json_parse((struct str){l->in.data, n}, LINES_MAX_BYTES, 0, NULL);
         buf_consume(&l->in, n + 1);
         if (!json_is_object(msg)) {
             fail(l, "a line is not a JSON object");
@@ -122,7 +123,9 @@ static void receive(struct lines *l)
     } control;
     for (int round = 0; round < 16; round++) {
         struct iovec v = {piece, sizeof piece};
-        struct msghdr m = {.msg_iov = &v, .msg_iovlen = 1, .msg_control = control.room,
+        struct msghdr m = {.msg_iov = &v,
+                           .msg_iovlen = 1,
+                           .msg_control = control.room,
                            .msg_controllen = sizeof control.room};
         ssize_t n = recvmsg(l->fd, &m, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
         if (n < 0 && (errno == EAGAIN || errno == EINTR))
@@ -201,7 +204,8 @@ static void on_poll(uv_poll_t *p, int status, int events)
         fail(l, "the other side is gone");
 }
 
-int lines_new(uv_loop_t *loop, int fd, const struct lines_handlers *h, struct lines **out, struct err *e)
+int lines_new(uv_loop_t *loop, int fd, const struct lines_handlers *h, struct lines **out,
+              struct err *e)
 {
     struct lines *l = xcalloc(1, sizeof *l);
     l->fd = fd;
@@ -240,7 +244,8 @@ int lines_send(struct lines *l, const json_t *msg, int fd)
     return flush(l) ? -EPIPE : 0;
 }
 
-static int address(const char *dir, const char *name, struct sockaddr_un *a, int *dirfd, struct err *e)
+static int address(const char *dir, const char *name, struct sockaddr_un *a, int *dirfd,
+                   struct err *e)
 {
     *dirfd = open(dir, O_PATH | O_DIRECTORY | O_CLOEXEC);
     if (*dirfd < 0)

@@ -15,12 +15,12 @@
 #include <utlist.h>
 
 static const struct conf_opt options[] = {
-    {"--agent-dir", "BATON_AGENT_DIR", CONF_STR, CONF(struct agent_options, agent_dir), "/run/baton", 0, 0,
-     "folder of agent.sock, shared with worker pods", "DIR"},
-    {"--segment-dir", "BATON_SEGMENT_DIR", CONF_STR, CONF(struct agent_options, segment_dir), "", 0, 0,
-     "folder on a tmpfs for weight images (default: <agent-dir>/weights)", "DIR"},
-    {"--models-dir", "BATON_MODELS_DIR", CONF_STR, CONF(struct agent_options, models_dir), "/var/lib/baton/models",
-     0, 0, "folder of model files, listed in the NodeInventory", "DIR"},
+    {"--agent-dir", "BATON_AGENT_DIR", CONF_STR, CONF(struct agent_options, agent_dir),
+     "/run/baton", 0, 0, "folder of agent.sock, shared with worker pods", "DIR"},
+    {"--segment-dir", "BATON_SEGMENT_DIR", CONF_STR, CONF(struct agent_options, segment_dir), "", 0,
+     0, "folder on a tmpfs for weight images (default: <agent-dir>/weights)", "DIR"},
+    {"--models-dir", "BATON_MODELS_DIR", CONF_STR, CONF(struct agent_options, models_dir),
+     "/var/lib/baton/models", 0, 0, "folder of model files, listed in the NodeInventory", "DIR"},
     {"--node", "BATON_NODE_NAME", CONF_STR, CONF(struct agent_options, node_name), "local", 0, 0,
      "name of the Node that this agent serves", "NAME"},
     {"--pod-ip", "BATON_POD_IP", CONF_STR, CONF(struct agent_options, pod_ip), "127.0.0.1", 0, 0,
@@ -29,21 +29,22 @@ static const struct conf_opt options[] = {
      "port of /healthz, /readyz, /metrics and /debug/state", "PORT"},
     {"--kubeconfig", "BATON_KUBECONFIG", CONF_STR, CONF(struct agent_options, kubeconfig), "", 0, 0,
      "kubeconfig file (default: the in-cluster service account)", "FILE"},
-    {"--weights-budget", "BATON_WEIGHTS_BUDGET", CONF_BYTES, CONF(struct agent_options, weights_budget), "0", 0, 0,
+    {"--weights-budget", "BATON_WEIGHTS_BUDGET", CONF_BYTES,
+     CONF(struct agent_options, weights_budget), "0", 0, 0,
      "memory for weight images (0: half of what this machine or its limit has)", "BYTES"},
-    {"--tier-budget", "BATON_TIER_BUDGET", CONF_BYTES, CONF(struct agent_options, tier_budget), "0", 0, 0,
-     "memory for the node's KV tier", "BYTES"},
-    {"--log-format", "BATON_LOG_FORMAT", CONF_STR, CONF(struct agent_options, log_format), "json", 0, 0,
-     "json or text", "FORMAT"},
-    {"--log-level", "BATON_LOG_LEVEL", CONF_STR, CONF(struct agent_options, log_level), "info", 0, 0,
-     "error, warn, info or debug", "LEVEL"},
+    {"--tier-budget", "BATON_TIER_BUDGET", CONF_BYTES, CONF(struct agent_options, tier_budget), "0",
+     0, 0, "memory for the node's KV tier", "BYTES"},
+    {"--log-format", "BATON_LOG_FORMAT", CONF_STR, CONF(struct agent_options, log_format), "json",
+     0, 0, "json or text", "FORMAT"},
+    {"--log-level", "BATON_LOG_LEVEL", CONF_STR, CONF(struct agent_options, log_level), "info", 0,
+     0, "error, warn, info or debug", "LEVEL"},
     {0}};
 
-static const struct conf_prog prog = {
-    "baton-agent",
-    "Keeps a node's model weights in memory, once for all of its workers, and reports roles and inventory.\n"
-    "`baton-agent launch` is the entry point of a worker pod.",
-    "[options] | launch [options]", options};
+static const struct conf_prog prog = {"baton-agent",
+                                      "Keeps a node's model weights in memory, once for all of its "
+                                      "workers, and reports roles and inventory.\n"
+                                      "`baton-agent launch` is the entry point of a worker pod.",
+                                      "[options] | launch [options]", options};
 
 static bool is_ready(void *ctx, struct buf *why)
 {
@@ -64,19 +65,21 @@ static int state(void *ctx, struct buf *out)
     for (size_t i = 0; i < weights_count(a->weights); i++) {
         struct weights_info w;
         weights_info(a->weights, i, &w);
-        json_array_append_new(images, json_pack("{s:s, s:s, s:s, s:s, s:I, s:I, s:i, s:b}", "source", w.source, "isa",
-                                                w.isa, "layout", w.layout, "checksum", w.checksum, "rank",
-                                                (json_int_t)w.rank, "bytes", (json_int_t)w.bytes, "users",
-                                                (int)w.users, "ready", (int)w.ready));
+        json_array_append_new(images, json_pack("{s:s, s:s, s:s, s:s, s:I, s:I, s:i, s:b}",
+                                                "source", w.source, "isa", w.isa, "layout",
+                                                w.layout, "checksum", w.checksum, "rank",
+                                                (json_int_t)w.rank, "bytes", (json_int_t)w.bytes,
+                                                "users", (int)w.users, "ready", (int)w.ready));
     }
-    DL_FOREACH(a->launchers, l)
-    json_array_append_new(launchers, json_pack("{s:s*, s:I, s:O*}", "pod", l->pod, "pid", (json_int_t)l->pid,
-                                               "status", l->status));
+    DL_FOREACH (a->launchers, l)
+        json_array_append_new(launchers, json_pack("{s:s*, s:I, s:O*}", "pod", l->pod, "pid",
+                                                   (json_int_t)l->pid, "status", l->status));
     CLEANUP(json_decrefp)
-    json_t *o = json_pack("{s:s, s:O, s:I, s:I, s:i, s:O, s:b}", "node", a->opt.node_name, "images", images,
-                          "weights_used_bytes", (json_int_t)weights_used_bytes(a->weights), "weights_budget_bytes",
-                          (json_int_t)weights_budget_bytes(a->weights), "fills", (int)weights_fills(a->weights),
-                          "launchers", launchers, "watch_connected", (int)kube_watch_connected(a->watch));
+    json_t *o = json_pack("{s:s, s:O, s:I, s:I, s:i, s:O, s:b}", "node", a->opt.node_name, "images",
+                          images, "weights_used_bytes", (json_int_t)weights_used_bytes(a->weights),
+                          "weights_budget_bytes", (json_int_t)weights_budget_bytes(a->weights),
+                          "fills", (int)weights_fills(a->weights), "launchers", launchers,
+                          "watch_connected", (int)kube_watch_connected(a->watch));
     return o ? json_write(o, false, out) : -EINVAL;
 }
 
@@ -86,16 +89,21 @@ static void handle(struct httpd_req *req, void *ctx)
     struct httpd_std std = {is_ready, state, a};
     struct launcher *l;
     double n = 0;
-    DL_FOREACH(a->launchers, l) n++;
+    DL_FOREACH (a->launchers, l)
+        n++;
     metric_set(metric_new(METRIC_GAUGE, "baton_agent_launchers", "Launchers connected"), n);
-    metric_set(metric_new(METRIC_GAUGE, "baton_agent_weights_bytes", "Memory that weight images hold"),
-               (double)weights_used_bytes(a->weights));
-    metric_set(metric_new(METRIC_GAUGE, "baton_agent_weights_budget_bytes", "Memory that weight images may hold"),
+    metric_set(
+        metric_new(METRIC_GAUGE, "baton_agent_weights_bytes", "Memory that weight images hold"),
+        (double)weights_used_bytes(a->weights));
+    metric_set(metric_new(METRIC_GAUGE, "baton_agent_weights_budget_bytes",
+                          "Memory that weight images may hold"),
                (double)weights_budget_bytes(a->weights));
-    metric_set(metric_new(METRIC_GAUGE, "baton_agent_weights_fills", "Weight images loaded since the start"),
+    metric_set(metric_new(METRIC_GAUGE, "baton_agent_weights_fills",
+                          "Weight images loaded since the start"),
                weights_fills(a->weights));
     if (!httpd_standard(req, &std))
-        httpd_replyf(req, 404, "text/plain", "there is nothing here; see /healthz, /readyz, /metrics, /debug/state\n");
+        httpd_replyf(req, 404, "text/plain",
+                     "there is nothing here; see /healthz, /readyz, /metrics, /debug/state\n");
 }
 
 static void on_term(uv_signal_t *s, int sig)
@@ -109,7 +117,8 @@ static void on_term(uv_signal_t *s, int sig)
 static int start(struct agent *a, struct err *e)
 {
     CLEANUP(free_charp)
-    char *dir = *a->opt.segment_dir ? xstrdup(a->opt.segment_dir) : xasprintf("%s/weights", a->opt.agent_dir);
+    char *dir = *a->opt.segment_dir ? xstrdup(a->opt.segment_dir)
+                                    : xasprintf("%s/weights", a->opt.agent_dir);
     uint64_t budget = a->opt.weights_budget ? a->opt.weights_budget : host_memory_bytes() / 2;
     struct kube_config kc;
     int r = weights_open(dir, budget, &a->weights, e);
@@ -122,8 +131,12 @@ static int start(struct agent *a, struct err *e)
     if (r || (r = pods_start(a, e)))
         return r;
     inventory_start(a);
-    struct httpd_config hc = {.loop = &a->loop, .host = a->opt.pod_ip, .port = (uint16_t)a->opt.port,
-                              .max_body_bytes = 65536, .handler = handle, .ctx = a};
+    struct httpd_config hc = {.loop = &a->loop,
+                              .host = a->opt.pod_ip,
+                              .port = (uint16_t)a->opt.port,
+                              .max_body_bytes = 65536,
+                              .handler = handle,
+                              .ctx = a};
     struct httpd *h;
     return httpd_start(&hc, &h, e);
 }
@@ -139,7 +152,8 @@ static int agent_main(int argc, char **argv)
     if (!r && first < argc)
         r = err_set(&e, EINVAL, "unknown argument %s; see baton-agent --help", argv[first]);
     if (r || log_level_parse(a.opt.log_level, &level)) {
-        fprintf(stderr, "baton-agent: %s\n", r ? e.msg : "--log-level is error, warn, info or debug");
+        fprintf(stderr, "baton-agent: %s\n",
+                r ? e.msg : "--log-level is error, warn, info or debug");
         return 2;
     }
     log_init("baton-agent", a.opt.log_format, level);

@@ -1,18 +1,19 @@
-/* This node's pods: desired roles out of the watch to the launchers, their reports into the pods. */
+/* This node's pods: desired roles out of the watch to the launchers, their reports into the pods.
+ */
 #include "agent/agent.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <utlist.h>
 
-#define RECONNECT_GRACE_NS (4 * NS_PER_S) /* after a start of the agent launchers need a moment to connect */
+#define RECONNECT_GRACE_NS                                                                         \
+    (4 * NS_PER_S) /* after a start of the agent launchers need a moment to connect */
 #define RETRY_MS 1000
 
 struct apod *pods_find(struct agent *a, const char *uid)
 {
     struct apod *p;
-    DL_FOREACH(a->pods, p)
-    {
+    DL_FOREACH (a->pods, p) {
         if (strcmp(p->uid, uid) == 0)
             return p;
     }
@@ -28,8 +29,7 @@ static const json_t *condition(const struct apod *p)
 {
     size_t i;
     json_t *c;
-    json_array_foreach(json_at(p->obj, "status.conditions"), i, c)
-    {
+    json_array_foreach (json_at(p->obj, "status.conditions"), i, c) {
         if (strcmp(json_str_at(c, "type", ""), GATE_ROLE) == 0)
             return c;
     }
@@ -52,19 +52,25 @@ static void judge(const struct apod *p, struct verdict *v)
     *v = (struct verdict){.reason = "WorkerStarting"};
     if (!r) {
         v->reason = "LauncherNotConnected";
-        snprintf(v->message, sizeof v->message, "the pod's launcher is not connected to the node's agent");
+        snprintf(v->message, sizeof v->message,
+                 "the pod's launcher is not connected to the node's agent");
     } else if (json_bool_at(r, "draining", false)) {
         v->reason = "Draining";
-        snprintf(v->message, sizeof v->message, "the worker finishes what it has and takes nothing new");
+        snprintf(v->message, sizeof v->message,
+                 "the worker finishes what it has and takes nothing new");
     } else if (!ready && json_is_object(crash)) {
-        v->reason = strcmp(json_str_at(crash, "reason", ""), "InsufficientMemory") == 0 ? "InsufficientMemory"
-                                                                                        : "WorkerCrashed";
-        snprintf(v->message, sizeof v->message, "%s", json_str_at(crash, "message", "the worker ended"));
+        v->reason = strcmp(json_str_at(crash, "reason", ""), "InsufficientMemory") == 0
+                        ? "InsufficientMemory"
+                        : "WorkerCrashed";
+        snprintf(v->message, sizeof v->message, "%s",
+                 json_str_at(crash, "message", "the worker ended"));
     } else if (!ready) {
-        snprintf(v->message, sizeof v->message, "%s", json_str_at(r, "message", "the worker is starting"));
+        snprintf(v->message, sizeof v->message, "%s",
+                 json_str_at(r, "message", "the worker is starting"));
     } else if (!want || strcmp(want, have) != 0) {
         v->reason = "RoleChanging";
-        snprintf(v->message, sizeof v->message, "the worker is %s and becomes %s", have, want ? want : "nothing");
+        snprintf(v->message, sizeof v->message, "the worker is %s and becomes %s", have,
+                 want ? want : "nothing");
     } else if (strcmp(want, "standby") == 0) {
         v->reason = "Standby";
         snprintf(v->message, sizeof v->message, "the worker is ready to take a role");
@@ -91,8 +97,8 @@ static void patched(const struct kube_result *r, void *ctx)
             json_decref(p->obj); /* what the watch will say too */
             p->obj = json_incref(r->object);
         } else if (r->status != 404) {
-            log_warn("a pod could not be written; trying again", LS("pod", p->name), LI("status", r->status),
-                     LERR(&r->err));
+            log_warn("a pod could not be written; trying again", LS("pod", p->name),
+                     LI("status", r->status), LERR(&r->err));
             p->retry_ns = clock_mono_ns() + RETRY_MS * NS_PER_MS;
         }
         if (r->status != 404)
@@ -106,10 +112,16 @@ static bool start_patch(struct apod *p, const json_t *body, bool meta)
 {
     struct patch *x = xcalloc(1, sizeof *x);
     *x = (struct patch){p->a, xstrdup(p->uid), meta};
-    struct kube_call call = {.verb = KUBE_PATCH, .kind = &kube_pods, .namespace = p->ns, .name = p->name,
-                             .subresource = meta ? NULL : "status", .body = body,
+    struct kube_call call = {.verb = KUBE_PATCH,
+                             .kind = &kube_pods,
+                             .namespace = p->ns,
+                             .name = p->name,
+                             .subresource = meta ? NULL : "status",
+                             .body = body,
                              .patch_type = "application/strategic-merge-patch+json",
-                             .field_manager = AGENT_MANAGER, .done = patched, .ctx = x};
+                             .field_manager = AGENT_MANAGER,
+                             .done = patched,
+                             .ctx = x};
     struct err e;
     if (kube_start(p->a->api, &call, &e) == 0)
         return true;
@@ -132,9 +144,9 @@ static void write_condition(struct apod *p)
         return;
     clock_rfc3339(clock_wall_ns(), 0, now);
     CLEANUP(json_decrefp)
-    json_t *body = json_pack("{s:{s:s}, s:{s:[{s:s, s:s, s:s, s:s, s:s}]}}", "metadata", "uid", p->uid, "status",
-                             "conditions", "type", GATE_ROLE, "status", status, "reason", v.reason, "message",
-                             v.message, "lastTransitionTime",
+    json_t *body = json_pack("{s:{s:s}, s:{s:[{s:s, s:s, s:s, s:s, s:s}]}}", "metadata", "uid",
+                             p->uid, "status", "conditions", "type", GATE_ROLE, "status", status,
+                             "reason", v.reason, "message", v.message, "lastTransitionTime",
                              same_status ? json_str_at(is, "lastTransitionTime", now) : now);
     if (body) /* NULL: a message that is not UTF-8 */
         p->patching_status = start_patch(p, body, false);
@@ -142,14 +154,16 @@ static void write_condition(struct apod *p)
 
 static bool differs(const struct apod *p, json_t *notes, const char *key, const char *want)
 {
-    const char *is = json_string_value(json_object_get(json_at(p->obj, "metadata.annotations"), key));
+    const char *is =
+        json_string_value(json_object_get(json_at(p->obj, "metadata.annotations"), key));
     if (want ? is && strcmp(is, want) == 0 : !is)
         return false;
     json_object_set_new(notes, key, want ? json_string(want) : json_null());
     return true;
 }
 
-/* Annotations tell routers and the controller; they stay as they are while no launcher is connected. */
+/* Annotations tell routers and the controller; they stay as they are while no launcher is
+ * connected. */
 static void write_annotations(struct apod *p)
 {
     const json_t *r = p->reported, *crash = json_object_get(r, "crash");
@@ -157,7 +171,8 @@ static void write_annotations(struct apod *p)
         return;
     char epoch[24];
     snprintf(epoch, sizeof epoch, "%lld", (long long)json_int_at(r, "epoch", 0));
-    CLEANUP(free_charp) char *record = json_is_object(crash) ? json_dumps(crash, JSON_COMPACT) : NULL;
+    CLEANUP(free_charp)
+    char *record = json_is_object(crash) ? json_dumps(crash, JSON_COMPACT) : NULL;
     CLEANUP(json_decrefp) json_t *notes = json_object();
     const char *incarnation = json_str_at(r, "incarnation", NULL);
     bool any = differs(p, notes, ANN_ACTUAL_ROLE, json_str_at(r, "role", NULL));
@@ -262,7 +277,12 @@ static void on_error(const struct err *e, void *ctx)
 int pods_start(struct agent *a, struct err *e)
 {
     CLEANUP(free_charp) char *selector = xasprintf("spec.nodeName=%s", a->opt.node_name);
-    struct kube_watch_config c = {.kind = &kube_pods, .field_selector = selector, .on_event = on_event,
-                                  .on_error = on_error, .ctx = a, .backoff_min_ms = 200, .backoff_max_ms = 5000};
+    struct kube_watch_config c = {.kind = &kube_pods,
+                                  .field_selector = selector,
+                                  .on_event = on_event,
+                                  .on_error = on_error,
+                                  .ctx = a,
+                                  .backoff_min_ms = 200,
+                                  .backoff_max_ms = 5000};
     return kube_watch_start(a->api, &c, &a->watch, e);
 }

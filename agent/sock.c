@@ -10,8 +10,7 @@
 struct launcher *sock_launcher(struct agent *a, const char *uid)
 {
     struct launcher *l, *found = NULL;
-    DL_FOREACH(a->launchers, l)
-    {
+    DL_FOREACH (a->launchers, l) {
         if (l->uid && strcmp(l->uid, uid) == 0)
             found = l;
     }
@@ -28,12 +27,14 @@ static void tell(struct launcher *l, json_t *msg, int fd)
 
 static int64_t annotation_int(const struct apod *p, const char *key)
 {
-    const char *text = json_string_value(json_object_get(json_at(p->obj, "metadata.annotations"), key));
+    const char *text =
+        json_string_value(json_object_get(json_at(p->obj, "metadata.annotations"), key));
     int64_t v;
     return text && str_to_i64(str_c(text), 0, INT64_MAX, &v) == 0 ? v : -1;
 }
 
-/* The epoch that a worker started now has: this pod's workers so far are counted in the annotation. */
+/* The epoch that a worker started now has: this pod's workers so far are counted in the annotation.
+ */
 static int64_t next_epoch(const struct apod *p)
 {
     int64_t epoch = annotation_int(p, ANN_EPOCH);
@@ -45,7 +46,10 @@ void sock_tell(struct launcher *l, const struct apod *p)
 {
     const char *role = pods_role(p);
     if (role && (!l->sent_role || strcmp(l->sent_role, role) != 0)) {
-        tell(l, json_pack("{s:s, s:s, s:I}", "type", "role", "role", role, "epoch", (json_int_t)next_epoch(p)), -1);
+        tell(l,
+             json_pack("{s:s, s:s, s:I}", "type", "role", "role", role, "epoch",
+                       (json_int_t)next_epoch(p)),
+             -1);
         free(l->sent_role);
         l->sent_role = xstrdup(role);
     }
@@ -73,7 +77,8 @@ static void answer_weights(struct launcher *l)
     int r = weights_get(l->a->weights, l, &l->want, l->want_bytes, &state, &fd, &e);
     if (r) {
         log_warn("weights refused", LS("pod", l->pod), LERR(&e));
-        tell(l, json_pack("{s:s, s:s, s:s}", "type", "weights", "state", "error", "message", e.msg), -1);
+        tell(l, json_pack("{s:s, s:s, s:s}", "type", "weights", "state", "error", "message", e.msg),
+             -1);
         drop_request(l);
         return;
     }
@@ -87,8 +92,7 @@ static void answer_weights(struct launcher *l)
 static void answer_waiting(struct agent *a)
 {
     struct launcher *l;
-    DL_FOREACH(a->launchers, l)
-    {
+    DL_FOREACH (a->launchers, l) {
         if (l->waits)
             answer_weights(l);
     }
@@ -115,8 +119,10 @@ static void on_weights(struct launcher *l, const json_t *msg)
     const char *source = json_str_at(msg, "source", "");
     drop_request(l);
     if (bytes <= 0 || !*source) {
-        tell(l, json_pack("{s:s, s:s, s:s}", "type", "weights", "state", "error", "message",
-                          "a weights request needs source and bytes"), -1);
+        tell(l,
+             json_pack("{s:s, s:s, s:s}", "type", "weights", "state", "error", "message",
+                       "a weights request needs source and bytes"),
+             -1);
         return;
     }
     l->want = (struct weights_key){.source = xstrdup(source),

@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #define MAX_IMAGES 64
-#define MAX_USERS 256
+#define MAX_USERS  256
 
 struct image {
     char id[33];
@@ -48,11 +48,11 @@ static void key_id(const struct weights_key *key, char out[33])
     char what[128] = "";
     struct stat st;
     if (!*key->sha256 && strncmp(key->source, "file://", 7) == 0 && stat(key->source + 7, &st) == 0)
-        snprintf(what, sizeof what, "%lld.%lld.%09ld", (long long)st.st_size, (long long)st.st_mtim.tv_sec,
-                 st.st_mtim.tv_nsec);
+        snprintf(what, sizeof what, "%lld.%lld.%09ld", (long long)st.st_size,
+                 (long long)st.st_mtim.tv_sec, st.st_mtim.tv_nsec);
     CLEANUP(free_charp)
-    char *text = xasprintf("%s|%s|%s|%s|%lld", *key->sha256 ? key->sha256 : key->source, what, key->isa,
-                           key->layout, (long long)key->rank);
+    char *text = xasprintf("%s|%s|%s|%s|%lld", *key->sha256 ? key->sha256 : key->source, what,
+                           key->isa, key->layout, (long long)key->rank);
     uint64_t h[2] = {1469598103934665603ull, 0x9ae16a3b2f90404full};
     for (const char *s = text; *s; s++) {
         h[0] = (h[0] ^ (uint8_t)*s) * 1099511628211ull;
@@ -107,9 +107,10 @@ static int write_manifest(struct weights *w, const struct image *m)
     CLEANUP(free_charp) char *path = image_path(w, m->id, ".json");
     CLEANUP(free_charp) char *fresh = image_path(w, m->id, ".json.new");
     CLEANUP(json_decrefp)
-    json_t *o = json_pack("{s:s, s:s, s:s, s:s, s:I, s:I, s:s}", "source", m->source, "sha256", m->sha256, "isa",
-                          m->isa, "layout", m->layout, "rank", (json_int_t)m->rank, "bytes",
-                          (json_int_t)m->bytes, "checksum", m->checksum);
+    json_t *o =
+        json_pack("{s:s, s:s, s:s, s:s, s:I, s:I, s:s}", "source", m->source, "sha256", m->sha256,
+                  "isa", m->isa, "layout", m->layout, "rank", (json_int_t)m->rank, "bytes",
+                  (json_int_t)m->bytes, "checksum", m->checksum);
     if (!o || json_dump_file(o, fresh, JSON_COMPACT) || rename(fresh, path))
         return -EIO;
     return 0;
@@ -193,18 +194,26 @@ uint64_t weights_used_bytes(const struct weights *w)
     return sum;
 }
 
+static bool droppable(const struct weights *w, const struct image *m)
+{
+    return m->ready && users_of(w, m->id) == 0;
+}
+
+/* Drops what nobody uses, oldest first, if that makes enough room. */
 static void evict_for(struct weights *w, uint64_t bytes)
 {
-    while (weights_used_bytes(w) + bytes > w->budget) {
+    uint64_t kept = 0;
+    for (size_t i = 0; i < w->n_images; i++)
+        kept += droppable(w, w->images[i]) ? 0 : w->images[i]->bytes;
+    while (kept + bytes <= w->budget && weights_used_bytes(w) + bytes > w->budget) {
         struct image *oldest = NULL;
         for (size_t i = 0; i < w->n_images; i++) {
             struct image *m = w->images[i];
-            if (m->ready && users_of(w, m->id) == 0 && (!oldest || m->used_ns < oldest->used_ns))
+            if (droppable(w, m) && (!oldest || m->used_ns < oldest->used_ns))
                 oldest = m;
         }
-        if (!oldest)
-            return;
-        log_info("weights dropped for others", LS("source", oldest->source), LI("bytes", oldest->bytes));
+        log_info("weights dropped for others", LS("source", oldest->source),
+                 LI("bytes", oldest->bytes));
         remove_image(w, oldest);
     }
 }
@@ -220,8 +229,8 @@ static int allocate(struct weights *w, const char *id, uint64_t bytes, struct er
     int r = posix_fallocate(fd, 0, (off_t)bytes);
     if (r) {
         unlink(path);
-        return err_set(e, r, "can't allocate %.1f GiB of weights in %s: %s", (double)bytes / (1 << 30), w->dir,
-                       strerror(r));
+        return err_set(e, r, "can't allocate %.1f GiB of weights in %s: %s",
+                       (double)bytes / (1 << 30), w->dir, strerror(r));
     }
     return 0;
 }
@@ -232,9 +241,12 @@ static int create(struct weights *w, const struct weights_key *key, const char *
     evict_for(w, bytes);
     uint64_t used = weights_used_bytes(w);
     if (used + bytes > w->budget)
-        return err_set(e, ENOSPC, "needs %.1f GiB for weights, the node's weight budget has %.1f of %.1f GiB free",
-                       (double)bytes / (1 << 30), (double)(w->budget > used ? w->budget - used : 0) / (1 << 30),
-                       (double)w->budget / (1 << 30));
+        return err_set(
+            e, ENOSPC,
+            "needs %.1f GiB for weights, the node's weight budget has %.1f of %.1f GiB free",
+            (double)bytes / (1 << 30),
+            (double)(w->budget > used ? w->budget - used : 0) / (1 << 30),
+            (double)w->budget / (1 << 30));
     if (w->n_images == MAX_IMAGES)
         return err_set(e, ENOSPC, "the node holds %d weight images already", MAX_IMAGES);
     int r = allocate(w, id, bytes, e);
@@ -286,13 +298,16 @@ int weights_get(struct weights *w, const void *user, const struct weights_key *k
         m = NULL;
     }
     if (m && m->bytes != bytes)
-        return err_set(e, EINVAL, "these weights are loaded with another size (%llu bytes, not %llu)",
+        return err_set(e, EINVAL,
+                       "these weights are loaded with another size (%llu bytes, not %llu)",
                        (unsigned long long)m->bytes, (unsigned long long)bytes);
     int r = m ? 0 : create(w, key, id, bytes, &m, e);
     if (r || (r = note_user(w, user, id, e)))
         return r;
     m->used_ns = clock_mono_ns();
-    enum weights_state s = m->ready ? WEIGHTS_READY : !m->filler || m->filler == user ? WEIGHTS_FILL : WEIGHTS_WAIT;
+    enum weights_state s = m->ready                          ? WEIGHTS_READY
+                           : !m->filler || m->filler == user ? WEIGHTS_FILL
+                                                             : WEIGHTS_WAIT;
     int got = s == WEIGHTS_WAIT ? -1 : open_image(w, m, s == WEIGHTS_FILL, e);
     if (s != WEIGHTS_WAIT && got < 0)
         return got;
@@ -325,7 +340,8 @@ int weights_filled(struct weights *w, const void *user, const char *checksum, st
         m->ready = true;
         m->filler = NULL;
         w->fills++;
-        log_info("weights loaded", LS("source", m->source), LI("bytes", m->bytes), LS("checksum", checksum));
+        log_info("weights loaded", LS("source", m->source), LI("bytes", m->bytes),
+                 LS("checksum", checksum));
         return 0;
     }
     return err_set(e, ENOENT, "no weights are being filled on this connection");
@@ -354,9 +370,15 @@ size_t weights_count(const struct weights *w)
 void weights_info(const struct weights *w, size_t i, struct weights_info *out)
 {
     const struct image *m = w->images[i];
-    *out = (struct weights_info){.source = m->source, .sha256 = m->sha256, .isa = m->isa, .layout = m->layout,
-                                 .checksum = m->checksum ? m->checksum : "", .rank = m->rank, .bytes = m->bytes,
-                                 .users = users_of(w, m->id), .ready = m->ready};
+    *out = (struct weights_info){.source = m->source,
+                                 .sha256 = m->sha256,
+                                 .isa = m->isa,
+                                 .layout = m->layout,
+                                 .checksum = m->checksum ? m->checksum : "",
+                                 .rank = m->rank,
+                                 .bytes = m->bytes,
+                                 .users = users_of(w, m->id),
+                                 .ready = m->ready};
 }
 
 uint64_t weights_budget_bytes(const struct weights *w)

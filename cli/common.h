@@ -1,10 +1,10 @@
-/* common.h: what the verbs share: where the data folder is, whether its cluster runs, and clients of it. Blocking; main
- * thread. */
+/* common.h: what the verbs share: where the data folder is, whether its cluster runs, and clients
+ * of it. Blocking; main thread. */
 #pragma once
 #include "lib/kube/client.h"
 
-#define CLI_MANAGER "baton-cli"
-#define SYSTEM_NAMESPACE "baton-system"
+#define CLI_MANAGER         "baton-cli"
+#define SYSTEM_NAMESPACE    "baton-system"
 #define ROUTER_PORT_DEFAULT 8080
 
 /* What `baton up` remembers of itself in <dir>/up.json, and whether its supervisor lives. */
@@ -12,8 +12,8 @@ struct cluster {
     char *dir;        /* absolute */
     char *kubeconfig; /* <dir>/kubeconfig */
     uint64_t router_port;
-    int supervisor;   /* pid; 0: not running */
-    bool known;       /* the folder holds data of an earlier or running cluster */
+    int supervisor; /* pid; 0: not running */
+    bool known;     /* the folder holds data of an earlier or running cluster */
 };
 
 /* dir NULL or "": $XDG_STATE_HOME/baton, else ~/.local/state/baton. */
@@ -25,7 +25,8 @@ int cluster_client(const struct cluster *c, struct kube_client **out, struct err
 char *cli_program(const char *name); /* path beside this program */
 char *cli_models_dir(void);          /* ~/.cache/baton/models */
 int cli_mkdirs(const char *path, struct err *e) MUST_CHECK;
-/* Moves positional arguments that stand before options behind them: `baton run "question" --once` is what people type. */
+/* Moves positional arguments that stand before options behind them: `baton run "question" --once`
+ * is what people type. */
 void cli_options_first(int argc, char **argv, const char *const *flags_without_value);
 int cli_fail(const char *verb, const struct err *e); /* prints "baton VERB: …", returns 1 */
 
@@ -41,8 +42,8 @@ struct up_options {
     const char *model;
 };
 int up_start(struct cluster *c, const struct up_options *o, struct err *e) MUST_CHECK;
-/* Applies the chat sample for a model file (NULL: the sample's own) under `name` (NULL: from the file's name). The
- * deployment's name is written to out (at least 64 bytes). */
+/* Applies the chat sample for a model file (NULL: the sample's own) under `name` (NULL: from the
+ * file's name). The deployment's name is written to out (at least 64 bytes). */
 int up_apply_model(struct kube_client *k, const char *file, const char *name, char out[64],
                    struct err *e) MUST_CHECK;
 int down_cluster(const struct cluster *c, uint64_t grace_s, struct err *e) MUST_CHECK; /* down.c */

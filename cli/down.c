@@ -24,11 +24,12 @@ static const struct conf_opt options[] = {
      "data folder (default: $XDG_STATE_HOME/baton or ~/.local/state/baton)", "DIR"},
     {"--grace", NULL, CONF_U64, CONF(struct down_options, grace_s), "15", 0, 86400,
      "longest that programs may take to end before they are killed", "SECONDS"},
-    {"--purge", NULL, CONF_BOOL, CONF(struct down_options, purge), NULL, 0, 0, "delete the data folder too", NULL},
+    {"--purge", NULL, CONF_BOOL, CONF(struct down_options, purge), NULL, 0, 0,
+     "delete the data folder too", NULL},
     {0}};
-static const struct conf_prog prog = {"baton down",
-                                      "Ends the cluster that `baton up` started; no process is left. Its data stays.",
-                                      "[options]", options};
+static const struct conf_prog prog = {
+    "baton down", "Ends the cluster that `baton up` started; no process is left. Its data stays.",
+    "[options]", options};
 
 /* `baton-local cleanup` knows the records; it needs the supervisor to be gone. */
 static int cleanup(const struct cluster *c, struct err *e)
@@ -43,7 +44,8 @@ static int cleanup(const struct cluster *c, struct err *e)
         execl(program, "baton-local", "cleanup", "--data", c->dir, "--grace", "2", NULL);
         _exit(127);
     }
-    if (pid < 0 || waitpid(pid, &status, 0) != pid || !WIFEXITED(status) || WEXITSTATUS(status) != 0)
+    if (pid < 0 || waitpid(pid, &status, 0) != pid || !WIFEXITED(status) ||
+        WEXITSTATUS(status) != 0)
         return err_set(e, ECHILD, "%s cleanup failed", program);
     return 0;
 }

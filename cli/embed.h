@@ -1,4 +1,5 @@
-/* embed.h: the manifests that the CLI carries in itself, so that it works wherever it is installed. Constant, NUL-terminated. */
+/* embed.h: the manifests that the CLI carries in itself, so that it works wherever it is installed.
+ * Constant, NUL-terminated. */
 #pragma once
 #include "lib/base/str.h"
 

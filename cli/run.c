@@ -25,24 +25,27 @@ static const struct conf_opt options[] = {
      "GGUF file (default: what is deployed, else one of ~/.cache/baton/models)", "FILE"},
     {"--deployment", NULL, CONF_STR, CONF(struct run_options, deployment), "", 0, 0,
      "InferenceDeployment to ask (default: the only one, or chat)", "NAME"},
-    {"--system", NULL, CONF_STR, CONF(struct run_options, system), "", 0, 0, "system prompt", "TEXT"},
+    {"--system", NULL, CONF_STR, CONF(struct run_options, system), "", 0, 0, "system prompt",
+     "TEXT"},
     {"--max-tokens", NULL, CONF_U64, CONF(struct run_options, max_tokens), "256", 1, 1000000,
      "longest answer", "N"},
-    {"--temperature", NULL, CONF_F64, CONF(struct run_options, temperature), "0", 0, 2, "0: the likeliest token", "T"},
-    {"--port", "BATON_ROUTER_PORT", CONF_U64, CONF(struct run_options, up.router_port), "0", 0, 65535,
-     "port of the OpenAI API if the cluster must be started", "PORT"},
+    {"--temperature", NULL, CONF_F64, CONF(struct run_options, temperature), "0", 0, 2,
+     "0: the likeliest token", "T"},
+    {"--port", "BATON_ROUTER_PORT", CONF_U64, CONF(struct run_options, up.router_port), "0", 0,
+     65535, "port of the OpenAI API if the cluster must be started", "PORT"},
     {"--models-dir", NULL, CONF_STR, CONF(struct run_options, up.models_dir), "", 0, 0,
      "folder behind /var/lib/baton/models (default: ~/.cache/baton/models)", "DIR"},
     {"--wait", NULL, CONF_U64, CONF(struct run_options, up.wait_seconds), "120", 1, 86400,
      "longest to wait until it is ready", "SECONDS"},
     {0}};
-static const struct conf_prog prog = {
-    "baton run",
-    "Asks a question and streams the answer. Starts the cluster and a model when none runs; it stays for the next\n"
-    "question (`baton down` ends it).",
-    "[options] \"QUESTION\"", options};
+static const struct conf_prog prog = {"baton run",
+                                      "Asks a question and streams the answer. Starts the cluster "
+                                      "and a model when none runs; it stays for the next\n"
+                                      "question (`baton down` ends it).",
+                                      "[options] \"QUESTION\"", options};
 
-/* A model to begin with: the sample's own when its file is there, else the first GGUF file that is for chat. */
+/* A model to begin with: the sample's own when its file is there, else the first GGUF file that is
+ * for chat. */
 static char *pick_model(const char *dir)
 {
     CLEANUP(free_charp) char *own = xasprintf("%s/SmolLM2-135M-Instruct.Q4_1.gguf", dir);
@@ -56,7 +59,8 @@ static char *pick_model(const char *dir)
         size_t n = strlen(ent->d_name);
         bool chat = strcasestr(ent->d_name, "instruct") || strcasestr(ent->d_name, "-it") ||
                     strcasestr(ent->d_name, "chat");
-        if (n < 6 || strcasecmp(ent->d_name + n - 5, ".gguf") != 0 || (best && (best_chat || !chat)))
+        if (n < 6 || strcasecmp(ent->d_name + n - 5, ".gguf") != 0 ||
+            (best && (best_chat || !chat)))
             continue;
         free(best);
         best = xasprintf("%s/%s", dir, ent->d_name);
@@ -91,7 +95,8 @@ static bool has_source(const json_t *infd, const char *file)
     return same;
 }
 
-/* The deployment to ask: the one named, the one with the model file, the only one, `chat`; made when there is none. */
+/* The deployment to ask: the one named, the one with the model file, the only one, `chat`; made
+ * when there is none. */
 static int choose(struct kube_client *k, const struct run_options *o, char name[64], struct err *e)
 {
     CLEANUP(json_decrefp) json_t *items = list_infds(k, e);
@@ -100,8 +105,7 @@ static int choose(struct kube_client *k, const struct run_options *o, char name[
     json_t *d;
     if (!items)
         return -e->code;
-    json_array_foreach(items, i, d)
-    {
+    json_array_foreach (items, i, d) {
         const char *its = json_str_at(d, "metadata.name", "");
         bool match = *o->deployment ? strcmp(its, o->deployment) == 0
                      : *o->up.model ? has_source(d, o->up.model)
@@ -117,32 +121,37 @@ static int choose(struct kube_client *k, const struct run_options *o, char name[
     }
     if (*o->deployment)
         return err_set(e, ENOENT, "there is no InferenceDeployment %s", o->deployment);
-    CLEANUP(free_charp) char *dir = *o->up.models_dir ? xstrdup(o->up.models_dir) : cli_models_dir();
+    CLEANUP(free_charp)
+    char *dir = *o->up.models_dir ? xstrdup(o->up.models_dir) : cli_models_dir();
     CLEANUP(free_charp) char *file = *o->up.model ? xstrdup(o->up.model) : pick_model(dir);
     if (!file)
-        return err_set(e, ENOENT, "there is no model: name a GGUF file with --model, or put one into %s (make setup)",
-                       dir);
+        return err_set(
+            e, ENOENT,
+            "there is no model: name a GGUF file with --model, or put one into %s (make setup)",
+            dir);
     progress("deploying %s", file);
     return up_apply_model(k, file, *o->up.model ? NULL : "chat", name, e);
 }
 
 /* The model's served name once the deployment is ready. */
-static int wait_ready(struct kube_client *k, const char *name, uint64_t deadline_ns, char **model, struct err *e)
+static int wait_ready(struct kube_client *k, const char *name, uint64_t deadline_ns, char **model,
+                      struct err *e)
 {
     char why[400] = "";
     while (clock_mono_ns() < deadline_ns) {
-        struct kube_call call = {.verb = KUBE_GET, .kind = &kube_infds, .namespace = "default", .name = name};
+        struct kube_call call = {
+            .verb = KUBE_GET, .kind = &kube_infds, .namespace = "default", .name = name};
         struct kube_result r;
         size_t i;
         json_t *c;
         bool ready = false;
         int bad = kube_run(k, &call, &r);
-        json_array_foreach(json_at(r.object, "status.conditions"), i, c)
-        {
+        json_array_foreach (json_at(r.object, "status.conditions"), i, c) {
             if (strcmp(json_str_at(c, "type", ""), "Ready") != 0)
                 continue;
             ready = strcmp(json_str_at(c, "status", ""), "True") == 0;
-            snprintf(why, sizeof why, "%s", json_str_at(c, "message", json_str_at(c, "reason", "")));
+            snprintf(why, sizeof why, "%s",
+                     json_str_at(c, "message", json_str_at(c, "reason", "")));
         }
         if (ready)
             *model = xstrdup(json_str_at(r.object, "spec.model.name", name));
@@ -152,7 +161,8 @@ static int wait_ready(struct kube_client *k, const char *name, uint64_t deadline
         progress("waiting for %s%s%.200s", name, *why ? ": " : "", why);
         poll(NULL, 0, 100);
     }
-    return err_set(e, ETIMEDOUT, "%s is not ready%s%.300s; `baton status` tells more", name, *why ? ": " : "", why);
+    return err_set(e, ETIMEDOUT, "%s is not ready%s%.300s; `baton status` tells more", name,
+                   *why ? ": " : "", why);
 }
 
 struct answer {
@@ -187,7 +197,8 @@ static void on_event(struct answer *a, struct str line)
     if (!str_starts(line, prefix))
         return;
     struct str text = str_trim((struct str){line.p + prefix.n, line.n - prefix.n});
-    CLEANUP(json_decrefp) json_t *o = str_eq_c(text, "[DONE]") ? NULL : json_parse(text, 1 << 20, 0, NULL);
+    CLEANUP(json_decrefp)
+    json_t *o = str_eq_c(text, "[DONE]") ? NULL : json_parse(text, 1 << 20, 0, NULL);
     const char *piece = json_str_at(o, "choices.0.delta.content", "");
     const char *error = json_str_at(o, "error.message", NULL);
     a->tokens = json_int_at(o, "usage.completion_tokens", a->tokens);
@@ -224,11 +235,12 @@ static json_t *question(const struct run_options *o, const char *model, const ch
 {
     json_t *messages = json_array();
     if (*o->system)
-        json_array_append_new(messages, json_pack("{s:s, s:s}", "role", "system", "content", o->system));
+        json_array_append_new(messages,
+                              json_pack("{s:s, s:s}", "role", "system", "content", o->system));
     json_array_append_new(messages, json_pack("{s:s, s:s}", "role", "user", "content", text));
-    return json_pack("{s:s, s:o, s:b, s:{s:b}, s:I, s:f}", "model", model, "messages", messages, "stream", 1,
-                     "stream_options", "include_usage", 1, "max_tokens", (json_int_t)o->max_tokens, "temperature",
-                     o->temperature);
+    return json_pack("{s:s, s:o, s:b, s:{s:b}, s:I, s:f}", "model", model, "messages", messages,
+                     "stream", 1, "stream_options", "include_usage", 1, "max_tokens",
+                     (json_int_t)o->max_tokens, "temperature", o->temperature);
 }
 
 static void summary(const struct answer *a)
@@ -250,24 +262,32 @@ static void summary(const struct answer *a)
     fputc('\n', stderr);
 }
 
-static int ask(const struct cluster *c, const struct run_options *o, const char *model, const char *text, struct err *e)
+static int ask(const struct cluster *c, const struct run_options *o, const char *model,
+               const char *text, struct err *e)
 {
     struct answer a = {0};
     struct buf body, out;
     CLEANUP(json_decrefp) json_t *q = question(o, model, text);
     CLEANUP(free_charp)
-    char *url = xasprintf("http://127.0.0.1:%llu/v1/chat/completions", (unsigned long long)c->router_port);
+    char *url =
+        xasprintf("http://127.0.0.1:%llu/v1/chat/completions", (unsigned long long)c->router_port);
     const char *key = getenv("OPENAI_API_KEY");
-    CLEANUP(free_charp) char *auth = key && *key ? xasprintf("Authorization: Bearer %s", key) : NULL;
+    CLEANUP(free_charp)
+    char *auth = key && *key ? xasprintf("Authorization: Bearer %s", key) : NULL;
     const char *headers[] = {"Content-Type: application/json", auth, NULL};
     buf_init(&body, 32 << 20);
     buf_init(&out, 1 << 20);
     buf_init(&a.line, 1 << 20);
     buf_init(&a.error, 1 << 16);
     struct http_client_config hc = {.user_agent = "baton-cli"};
-    struct http_request r = {.method = "POST", .url = url, .headers = headers, .on_headers = on_headers,
-                             .on_data = on_data, .ctx = &a};
-    int bad = q ? json_write(q, false, &body) : err_set(e, EINVAL, "the question is not valid UTF-8");
+    struct http_request r = {.method = "POST",
+                             .url = url,
+                             .headers = headers,
+                             .on_headers = on_headers,
+                             .on_data = on_data,
+                             .ctx = &a};
+    int bad =
+        q ? json_write(q, false, &body) : err_set(e, EINVAL, "the question is not valid UTF-8");
     if (isatty(STDERR_FILENO))
         fputs("\r\033[K", stderr);
     if (!bad) {
@@ -317,7 +337,9 @@ int run_main(int argc, char **argv)
     if (r > 0)
         return 0;
     if (!r && first + 1 != argc)
-        r = err_set(&e, EINVAL, "one question in quotes is wanted: baton run \"What is the capital of France?\"");
+        r = err_set(
+            &e, EINVAL,
+            "one question in quotes is wanted: baton run \"What is the capital of France?\"");
     if (r) {
         cli_fail("run", &e);
         return 2;

@@ -11,8 +11,10 @@ static const char help[] =
     "usage: baton score --model FILE --ids 1,2,3\n\n"
     "  --model FILE   GGUF file\n"
     "  --ids LIST     token ids separated by commas\n\n"
-    "Prints JSON: entry i has id = ids[i], logprob = log P(ids[i] | ids[0..i-1]) (null at 0) and top = the best 5 at i as\n"
-    "[[id, logprob], …]. It equals /v1/completions with echo, max_tokens 0 and logprobs 5, bit for bit.\n";
+    "Prints JSON: entry i has id = ids[i], logprob = log P(ids[i] | ids[0..i-1]) (null at 0) and "
+    "top = the best 5 at i as\n"
+    "[[id, logprob], …]. It equals /v1/completions with echo, max_tokens 0 and logprobs 5, bit for "
+    "bit.\n";
 
 /* The worker's own score mode, so that there is one way to compute them. */
 int score_main(int argc, char **argv)

@@ -21,13 +21,17 @@ static const struct conf_opt options[] = {
      "data folder (default: $XDG_STATE_HOME/baton or ~/.local/state/baton)", "DIR"},
     {"--router", NULL, CONF_STR, CONF(struct status_options, router), "", 0, 0,
      "the router's URL (default: this cluster's)", "URL"},
-    {"--once", NULL, CONF_BOOL, CONF(struct status_options, once), NULL, 0, 0, "print once and end", NULL},
-    {"--json", NULL, CONF_BOOL, CONF(struct status_options, json), NULL, 0, 0, "one JSON object a look", NULL},
-    {"--every", NULL, CONF_F64, CONF(struct status_options, every_s), "1", 0.1, 3600, "time between looks", "SECONDS"},
+    {"--once", NULL, CONF_BOOL, CONF(struct status_options, once), NULL, 0, 0, "print once and end",
+     NULL},
+    {"--json", NULL, CONF_BOOL, CONF(struct status_options, json), NULL, 0, 0,
+     "one JSON object a look", NULL},
+    {"--every", NULL, CONF_F64, CONF(struct status_options, every_s), "1", 0.1, 3600,
+     "time between looks", "SECONDS"},
     {0}};
 static const struct conf_prog prog = {
     "baton status",
-    "Shows deployments, workers by role, queues, KV use and tokens/s; live until Ctrl-C. Works with any cluster: set\n"
+    "Shows deployments, workers by role, queues, KV use and tokens/s; live until Ctrl-C. Works "
+    "with any cluster: set\n"
     "BATON_KUBECONFIG and --router when it is not the one that `baton up` started.",
     "[options]", options};
 
@@ -59,7 +63,8 @@ static int get(const char *router, const char *path, const char *secret, struct 
 static char *peer_secret(struct kube_client *k, const char *ns, const char *infd)
 {
     CLEANUP(free_charp) char *name = xasprintf("%s-peer", infd);
-    struct kube_call call = {.verb = KUBE_GET, .kind = &kube_secrets, .namespace = ns, .name = name, .timeout_ms = 5000};
+    struct kube_call call = {
+        .verb = KUBE_GET, .kind = &kube_secrets, .namespace = ns, .name = name, .timeout_ms = 5000};
     struct kube_result r;
     struct kube_secret *s = NULL;
     if (kube_run(k, &call, &r) == 0)
@@ -74,11 +79,14 @@ static char *peer_secret(struct kube_client *k, const char *ns, const char *infd
 static json_t *load_of(struct kube_client *k, const char *router, const json_t *infd)
 {
     struct buf text;
-    const char *name = json_str_at(infd, "metadata.name", ""), *ns = json_str_at(infd, "metadata.namespace", "");
+    const char *name = json_str_at(infd, "metadata.name", ""),
+               *ns = json_str_at(infd, "metadata.namespace", "");
     CLEANUP(free_charp) char *secret = peer_secret(k, ns, name);
     CLEANUP(free_charp) char *path = xasprintf("/v1/internal/load?infd=%s&namespace=%s", name, ns);
     buf_init(&text, 8 << 20);
-    json_t *o = get(router, path, secret, &text) == 200 ? json_parse(buf_view(&text), 8 << 20, 0, NULL) : NULL;
+    json_t *o = get(router, path, secret, &text) == 200
+                    ? json_parse(buf_view(&text), 8 << 20, 0, NULL)
+                    : NULL;
     buf_fini(&text);
     return o;
 }
@@ -97,7 +105,8 @@ static double counter(struct str text, const char *name, const char *model)
         const char *space = memrchr(line.p, ' ', line.n);
         if (label && !memmem(line.p, line.n, label, strlen(label)))
             continue;
-        CLEANUP(free_charp) char *value = str_dup((struct str){space + 1, (size_t)(line.p + line.n - space - 1)});
+        CLEANUP(free_charp)
+        char *value = str_dup((struct str){space + 1, (size_t)(line.p + line.n - space - 1)});
         sum += strtod(value, NULL);
     }
     return sum;
@@ -109,10 +118,8 @@ static const json_t *sample_of(const json_t *load, const char *pod)
     const char *role;
     json_t *group, *sample;
     size_t i;
-    json_object_foreach(json_object_get((json_t *)(uintptr_t)load, "roles"), role, group)
-    {
-        json_array_foreach(json_object_get(group, "samples"), i, sample)
-        {
+    json_object_foreach (json_object_get((json_t *)(uintptr_t)load, "roles"), role, group) {
+        json_array_foreach (json_object_get(group, "samples"), i, sample) {
             if (strcmp(json_str_at(sample, "pod", ""), pod) == 0)
                 return sample;
         }
@@ -136,8 +143,7 @@ static const json_t *condition(const json_t *o, const char *type)
 {
     size_t i;
     json_t *c;
-    json_array_foreach(json_at(o, "status.conditions"), i, c)
-    {
+    json_array_foreach (json_at(o, "status.conditions"), i, c) {
         if (strcmp(json_str_at(c, "type", ""), type) == 0)
             return c;
     }
@@ -157,36 +163,40 @@ static json_t *worker(const json_t *pod, const json_t *load)
     double used = json_num_at(load, "kv_blocks_used", 0), all = json_num_at(load, "kv_blocks", 0);
     const char *state = json_at(pod, "metadata.deletionTimestamp") ? "draining"
                         : is_true(ready)                           ? "ready"
-                                                                   : json_str_at(gate, "reason", "starting");
+                                         : json_str_at(gate, "reason", "starting");
     json_t *w = json_pack(
-        "{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:I, s:I, s:f, s:I}", "pod", json_str_at(pod, "metadata.name", ""), "role",
-        label_of(pod, LABEL_ROLE), "actual_role", note_of(pod, ANN_ACTUAL_ROLE), "incarnation",
-        note_of(pod, ANN_INCARNATION), "state", state, "message",
-        is_true(ready) ? "" : json_str_at(gate, "message", json_str_at(ready, "message", "")), "crash",
-        note_of(pod, ANN_LAST_CRASH), "running", json_int_at(load, "running", 0), "waiting",
-        json_int_at(load, "waiting", 0), "kv_used", all > 0 ? used / all : 0.0, "restarts",
-        (json_int_t)strtoll(epoch, NULL, 10));
+        "{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:I, s:I, s:f, s:I}", "pod",
+        json_str_at(pod, "metadata.name", ""), "role", label_of(pod, LABEL_ROLE), "actual_role",
+        note_of(pod, ANN_ACTUAL_ROLE), "incarnation", note_of(pod, ANN_INCARNATION), "state", state,
+        "message",
+        is_true(ready) ? "" : json_str_at(gate, "message", json_str_at(ready, "message", "")),
+        "crash", note_of(pod, ANN_LAST_CRASH), "running", json_int_at(load, "running", 0),
+        "waiting", json_int_at(load, "waiting", 0), "kv_used", all > 0 ? used / all : 0.0,
+        "restarts", (json_int_t)strtoll(epoch, NULL, 10));
     return w;
 }
 
 static json_t *deployment(const json_t *infd, const json_t *pods, const json_t *load)
 {
-    const char *name = json_str_at(infd, "metadata.name", ""), *ns = json_str_at(infd, "metadata.namespace", "");
+    const char *name = json_str_at(infd, "metadata.name", ""),
+               *ns = json_str_at(infd, "metadata.namespace", "");
     const json_t *ready = condition(infd, "Ready");
     json_t *workers = json_array();
     size_t i;
     json_t *pod;
-    json_array_foreach(pods, i, pod)
-    {
-        if (strcmp(label_of(pod, LABEL_INFD), name) != 0 || strcmp(json_str_at(pod, "metadata.namespace", ""), ns) != 0)
+    json_array_foreach (pods, i, pod) {
+        if (strcmp(label_of(pod, LABEL_INFD), name) != 0 ||
+            strcmp(json_str_at(pod, "metadata.namespace", ""), ns) != 0)
             continue;
-        json_array_append_new(workers, worker(pod, sample_of(load, json_str_at(pod, "metadata.name", ""))));
+        json_array_append_new(workers,
+                              worker(pod, sample_of(load, json_str_at(pod, "metadata.name", ""))));
     }
-    return json_pack("{s:s, s:s, s:s, s:b, s:s, s:s, s:I, s:f, s:o}", "name", name, "namespace", ns, "model",
-                     json_str_at(infd, "spec.model.name", ""), "ready", (int)is_true(ready), "reason",
-                     json_str_at(ready, "reason", ""), "message", json_str_at(ready, "message", ""), "held",
-                     json_int_at(load, "held_requests", 0), "arrival_tokens_per_s", json_num_at(load, "arrival_tokens_per_s", 0),
-                     "workers", workers);
+    return json_pack("{s:s, s:s, s:s, s:b, s:s, s:s, s:I, s:f, s:o}", "name", name, "namespace", ns,
+                     "model", json_str_at(infd, "spec.model.name", ""), "ready",
+                     (int)is_true(ready), "reason", json_str_at(ready, "reason", ""), "message",
+                     json_str_at(ready, "message", ""), "held",
+                     json_int_at(load, "held_requests", 0), "arrival_tokens_per_s",
+                     json_num_at(load, "arrival_tokens_per_s", 0), "workers", workers);
 }
 
 struct rates {
@@ -201,8 +211,7 @@ static void add_rates(json_t *all, struct str metrics, struct rates *before)
     double dt = before->at_ns ? (double)(now - before->at_ns) / 1e9 : 0;
     json_t *counts = json_object(), *d;
     size_t i;
-    json_array_foreach(all, i, d)
-    {
+    json_array_foreach (all, i, d) {
         const char *model = json_str_at(d, "model", "");
         double p = counter(metrics, "baton_router_prompt_tokens_total", model);
         double g = counter(metrics, "baton_router_generated_tokens_total", model);
@@ -227,8 +236,7 @@ static json_t *look(struct kube_client *k, const char *router, struct rates *bef
     bool up = get(router, "/metrics", NULL, &metrics) == 200;
     json_t *all = json_array(), *d;
     size_t i;
-    json_array_foreach(infds, i, d)
-    {
+    json_array_foreach (infds, i, d) {
         CLEANUP(json_decrefp) json_t *load = up ? load_of(k, router, d) : NULL;
         json_array_append_new(all, deployment(d, pods, load));
     }
@@ -245,8 +253,8 @@ static void print_worker(FILE *f, const json_t *w)
     snprintf(roles, sizeof roles, !*actual || strcmp(role, actual) == 0 ? "%s" : "%s→%s",
              *actual && strcmp(role, actual) != 0 ? actual : role, role);
     fprintf(f, "    %-24s %-18s %-16s %4lld %5lld %6.1f%% %5lld", json_str_at(w, "pod", ""), roles,
-           json_str_at(w, "state", ""), (long long)json_int_at(w, "running", 0), (long long)json_int_at(w, "waiting", 0),
-           kv, (long long)json_int_at(w, "restarts", 0));
+            json_str_at(w, "state", ""), (long long)json_int_at(w, "running", 0),
+            (long long)json_int_at(w, "waiting", 0), kv, (long long)json_int_at(w, "restarts", 0));
     const char *message = json_str_at(w, "message", "");
     fprintf(f, *message ? "  %.100s\033[K\n" : "%s\033[K\n", message);
 }
@@ -258,21 +266,26 @@ static void print_view(FILE *f, const json_t *o, const struct err *e)
     char now[CLOCK_RFC3339_MAX];
     const json_t *all = json_object_get(o, "deployments");
     fprintf(f, "router %s %s   %s\033[K\n", json_str_at(o, "router", ""),
-           json_bool_at(o, "router_up", false) ? "up" : "not reachable", clock_rfc3339(clock_wall_ns(), 0, now));
+            json_bool_at(o, "router_up", false) ? "up" : "not reachable",
+            clock_rfc3339(clock_wall_ns(), 0, now));
     if (e->code)
         fprintf(f, "Kubernetes API: %.200s\033[K\n", e->msg);
     if (json_array_size(all) == 0)
-        fprintf(f, "no InferenceDeployment yet: kubectl apply -f manifests/samples/chat.yaml, or baton run \"…\"\033[K\n");
-    json_array_foreach(all, i, d)
-    {
+        fprintf(f, "no InferenceDeployment yet: kubectl apply -f manifests/samples/chat.yaml, or "
+                   "baton run \"…\"\033[K\n");
+    json_array_foreach (all, i, d) {
         bool ready = json_bool_at(d, "ready", false);
-        fprintf(f, "\033[K\n%s/%s  model %s  %s%s%.100s  in %.1f tok/s  out %.1f tok/s  held %lld\033[K\n",
-               json_str_at(d, "namespace", ""), json_str_at(d, "name", ""), json_str_at(d, "model", ""),
-               ready ? "Ready" : "not ready", ready ? "" : ": ", ready ? "" : json_str_at(d, "message", ""),
-               json_num_at(d, "prompt_tokens_per_s", 0), json_num_at(d, "generated_tokens_per_s", 0),
-               (long long)json_int_at(d, "held", 0));
-        fprintf(f, "    %-24s %-18s %-16s %4s %5s %7s %5s\033[K\n", "WORKER", "ROLE", "STATE", "RUN", "QUEUE", "KV", "EPOCH");
-        json_array_foreach(json_object_get(d, "workers"), j, w) print_worker(f, w);
+        fprintf(
+            f,
+            "\033[K\n%s/%s  model %s  %s%s%.100s  in %.1f tok/s  out %.1f tok/s  held %lld\033[K\n",
+            json_str_at(d, "namespace", ""), json_str_at(d, "name", ""),
+            json_str_at(d, "model", ""), ready ? "Ready" : "not ready", ready ? "" : ": ",
+            ready ? "" : json_str_at(d, "message", ""), json_num_at(d, "prompt_tokens_per_s", 0),
+            json_num_at(d, "generated_tokens_per_s", 0), (long long)json_int_at(d, "held", 0));
+        fprintf(f, "    %-24s %-18s %-16s %4s %5s %7s %5s\033[K\n", "WORKER", "ROLE", "STATE",
+                "RUN", "QUEUE", "KV", "EPOCH");
+        json_array_foreach (json_object_get(d, "workers"), j, w)
+            print_worker(f, w);
     }
 }
 
@@ -311,9 +324,10 @@ static int open_client(const struct cluster *c, struct kube_client **k, struct e
     struct kube_config kc;
     const char *other = getenv("BATON_KUBECONFIG");
     if (!other || !*other)
-        return access(c->kubeconfig, R_OK) ? err_set(e, ENOENT, "there is no cluster in %s: start one with `baton up`",
-                                                     c->dir)
-                                           : cluster_client(c, k, e);
+        return access(c->kubeconfig, R_OK)
+                   ? err_set(e, ENOENT, "there is no cluster in %s: start one with `baton up`",
+                             c->dir)
+                   : cluster_client(c, k, e);
     int r = kube_config_load(other, &kc, e);
     if (r)
         return r;
@@ -327,8 +341,9 @@ static int view(const struct cluster *c, const struct status_options *o, struct 
     struct kube_client *k;
     struct rates rates = {0};
     CLEANUP(free_charp)
-    char *router = *o->router ? xstrdup(o->router)
-                              : xasprintf("http://127.0.0.1:%llu", (unsigned long long)c->router_port);
+    char *router = *o->router
+                       ? xstrdup(o->router)
+                       : xasprintf("http://127.0.0.1:%llu", (unsigned long long)c->router_port);
     int r = open_client(c, &k, e);
     if (r)
         return r;

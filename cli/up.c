@@ -36,11 +36,11 @@ static const struct conf_opt options[] = {
     {"--wait", NULL, CONF_U64, CONF(struct up_options, wait_seconds), "60", 1, 86400,
      "longest to wait until it is ready", "SECONDS"},
     {0}};
-static const struct conf_prog prog = {
-    "baton up",
-    "Starts a Baton cluster on this machine: a small Kubernetes API, controller, router and agent. Data stays in the\n"
-    "data folder; running it again continues where it was.",
-    "[options] [FILE…]", options};
+static const struct conf_prog prog = {"baton up",
+                                      "Starts a Baton cluster on this machine: a small Kubernetes "
+                                      "API, controller, router and agent. Data stays in the\n"
+                                      "data folder; running it again continues where it was.",
+                                      "[options] [FILE…]", options};
 
 static const struct kube_kind kind_crds = {"apiextensions.k8s.io/v1", "CustomResourceDefinition",
                                            "customresourcedefinitions", false, NULL};
@@ -49,13 +49,15 @@ static bool port_free(uint64_t port)
 {
     CLEANUP(close_fdp) int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     int on = 1;
-    struct sockaddr_in a = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port),
+    struct sockaddr_in a = {.sin_family = AF_INET,
+                            .sin_port = htons((uint16_t)port),
                             .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
     return fd >= 0 && bind(fd, (struct sockaddr *)&a, sizeof a) == 0;
 }
 
-/* Does a router of this very cluster run on (its supervisor was killed)? It will be adopted, port and all. */
+/* Does a router of this very cluster run on (its supervisor was killed)? It will be adopted, port
+ * and all. */
 static bool own_router_lives(const struct cluster *c)
 {
     glob_t g;
@@ -66,7 +68,8 @@ static bool own_router_lives(const struct cluster *c)
     for (size_t i = 0; i < g.gl_pathc; i++) {
         char exe[4096];
         CLEANUP(json_decrefp) json_t *run = json_parse_file(g.gl_pathv[i], 65536, NULL);
-        CLEANUP(free_charp) char *link = xasprintf("/proc/%d/exe", (int)json_int_at(run, "main.pid", 0));
+        CLEANUP(free_charp)
+        char *link = xasprintf("/proc/%d/exe", (int)json_int_at(run, "main.pid", 0));
         ssize_t n = readlink(link, exe, sizeof exe - 1);
         exe[n > 0 ? n : 0] = 0;
         lives |= strstr(exe, "/baton-router") != NULL;
@@ -86,8 +89,10 @@ static int check_folder(const struct cluster *c, struct err *e)
     if (d)
         closedir(d);
     if (foreign)
-        return err_set(e, EEXIST, "%s is not empty and holds no cluster of Baton: choose another folder with --data",
-                       c->dir);
+        return err_set(
+            e, EEXIST,
+            "%s is not empty and holds no cluster of Baton: choose another folder with --data",
+            c->dir);
     return cli_mkdirs(c->dir, e);
 }
 
@@ -125,9 +130,10 @@ _Noreturn static void run_supervisor(const struct cluster *c, const struct up_op
 {
     CLEANUP(free_charp) char *program = cli_program("baton-local");
     CLEANUP(free_charp) char *port = xasprintf("%llu", (unsigned long long)o->api_port);
-    CLEANUP(free_charp) char *models = o->models_dir && *o->models_dir ? xstrdup(o->models_dir) : cli_models_dir();
-    char *args[] = {"baton-local", "supervise", "--data", c->dir, "--", "serve", "--data", c->dir, "--port", port,
-                    "--models-dir", models, NULL};
+    CLEANUP(free_charp)
+    char *models = o->models_dir && *o->models_dir ? xstrdup(o->models_dir) : cli_models_dir();
+    char *args[] = {"baton-local", "supervise", "--data", c->dir,         "--",   "serve", "--data",
+                    c->dir,        "--port",    port,     "--models-dir", models, NULL};
     setsid();
     int null = open("/dev/null", O_RDONLY);
     if (null < 0 || dup2(null, 0) < 0 || dup2(log, 1) < 0 || dup2(log, 2) < 0)
@@ -142,7 +148,9 @@ static int spawn_supervisor(struct cluster *c, const struct up_options *o, struc
 {
     CLEANUP(free_charp) char *program = cli_program("baton-local");
     if (access(program, X_OK))
-        return err_set(e, errno, "%s is missing: Baton's programs must lie in one folder (make build)", program);
+        return err_set(e, errno,
+                       "%s is missing: Baton's programs must lie in one folder (make build)",
+                       program);
     CLEANUP(close_fdp) int log = open_log(c, e);
     if (log < 0)
         return log;
@@ -177,7 +185,8 @@ static void add_log_hint(const struct cluster *c, struct err *e)
     err_set(e, was.code, "%.200s%s%.200s (log: %.90s)", was.msg, *last ? ": " : "", last, path);
 }
 
-static int wait_api(struct cluster *c, uint64_t deadline_ns, struct kube_client **out, struct err *e)
+static int wait_api(struct cluster *c, uint64_t deadline_ns, struct kube_client **out,
+                    struct err *e)
 {
     static const struct kube_kind namespaces = {"v1", "Namespace", "namespaces", false, NULL};
     struct err why = {0};
@@ -198,18 +207,24 @@ static int wait_api(struct cluster *c, uint64_t deadline_ns, struct kube_client 
         }
         poll(NULL, 0, 50);
     }
-    err_set(e, ETIMEDOUT, "the Kubernetes API did not come up%s%.200s", why.code ? ": " : "", why.msg);
+    err_set(e, ETIMEDOUT, "the Kubernetes API did not come up%s%.200s", why.code ? ": " : "",
+            why.msg);
     add_log_hint(c, e);
     return -e->code;
 }
 
-static int apply(struct kube_client *k, const struct kube_kind *kind, const json_t *o, struct err *e)
+static int apply(struct kube_client *k, const struct kube_kind *kind, const json_t *o,
+                 struct err *e)
 {
     const char *name = json_str_at(o, "metadata.name", "");
-    struct kube_call call = {.verb = KUBE_APPLY, .kind = kind, .name = name, .body = o, .field_manager = CLI_MANAGER,
-                             .force = true, .namespace = kind->namespaced ? json_str_at(o, "metadata.namespace",
-                                                                                        "default")
-                                                                          : NULL};
+    struct kube_call call = {
+        .verb = KUBE_APPLY,
+        .kind = kind,
+        .name = name,
+        .body = o,
+        .field_manager = CLI_MANAGER,
+        .force = true,
+        .namespace = kind->namespaced ? json_str_at(o, "metadata.namespace", "default") : NULL};
     struct kube_result r;
     int bad = kube_run(k, &call, &r);
     if (bad) {
@@ -228,7 +243,7 @@ static bool established(struct kube_client *k, const char *name)
     size_t i;
     json_t *c;
     if (kube_run(k, &call, &r) == 0) {
-        json_array_foreach(json_at(r.object, "status.conditions"), i, c)
+        json_array_foreach (json_at(r.object, "status.conditions"), i, c)
             yes |= strcmp(json_str_at(c, "type", ""), "Established") == 0 &&
                    strcmp(json_str_at(c, "status", ""), "True") == 0;
     }
@@ -260,24 +275,31 @@ static int install_crds(struct kube_client *k, uint64_t deadline_ns, struct err 
 /* "": every system pod is ready; else the name of one that isn't, and why. */
 static void unready_part(struct kube_client *k, char *out, size_t n)
 {
-    static const char *const names[] = {"baton-agent-local", "baton-controller-local", "baton-router-local"};
+    static const char *const names[] = {"baton-agent-local", "baton-controller-local",
+                                        "baton-router-local"};
     out[0] = 0;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        struct kube_call call = {.verb = KUBE_GET, .kind = &kube_pods, .namespace = SYSTEM_NAMESPACE,
-                                 .name = names[i], .timeout_ms = 2000};
+        struct kube_call call = {.verb = KUBE_GET,
+                                 .kind = &kube_pods,
+                                 .namespace = SYSTEM_NAMESPACE,
+                                 .name = names[i],
+                                 .timeout_ms = 2000};
         struct kube_result r;
         bool ready = false;
         size_t j;
         json_t *c;
         if (kube_run(k, &call, &r) == 0) {
-            json_array_foreach(json_at(r.object, "status.conditions"), j, c)
+            json_array_foreach (json_at(r.object, "status.conditions"), j, c)
                 ready |= strcmp(json_str_at(c, "type", ""), "Ready") == 0 &&
                          strcmp(json_str_at(c, "status", ""), "True") == 0;
         }
-        const char *why = json_str_at(r.object, "status.containerStatuses.0.state.waiting.reason", "");
-        const char *last = json_str_at(r.object, "status.containerStatuses.0.lastState.terminated.message", "");
+        const char *why =
+            json_str_at(r.object, "status.containerStatuses.0.state.waiting.reason", "");
+        const char *last =
+            json_str_at(r.object, "status.containerStatuses.0.lastState.terminated.message", "");
         if (!ready)
-            snprintf(out, n, "%s%s%s%s%s", names[i], *why ? ": " : "", why, *last ? ": " : "", last);
+            snprintf(out, n, "%s%s%s%s%s", names[i], *why ? ": " : "", why, *last ? ": " : "",
+                     last);
         kube_result_fini(&r);
         if (!ready)
             return;
@@ -294,7 +316,8 @@ static int wait_parts(struct cluster *c, struct kube_client *k, uint64_t deadlin
         progress("waiting for %.200s", unready);
         if (clock_mono_ns() > deadline_ns)
             return err_set(e, ETIMEDOUT,
-                           "%.300s is not ready. `kubectl --kubeconfig %.90s -n %s logs` tells more; `baton down` ends it",
+                           "%.300s is not ready. `kubectl --kubeconfig %.90s -n %s logs` tells "
+                           "more; `baton down` ends it",
                            unready, c->kubeconfig, SYSTEM_NAMESPACE);
         poll(NULL, 0, 100);
     }
@@ -305,19 +328,24 @@ int up_start(struct cluster *c, const struct up_options *o, struct err *e)
     uint64_t deadline = clock_mono_ns() + o->wait_seconds * NS_PER_S;
     bool running = c->supervisor > 0;
     if (running && o->router_port && o->router_port != c->router_port)
-        return err_set(e, EBUSY, "this cluster runs already, with the router on port %llu: `baton down` first",
-                       (unsigned long long)c->router_port);
+        return err_set(
+            e, EBUSY, "this cluster runs already, with the router on port %llu: `baton down` first",
+            (unsigned long long)c->router_port);
     if (!running) {
         int r = check_folder(c, e);
         if (r)
             return r;
         c->router_port = o->router_port ? o->router_port : c->router_port;
         if (!port_free(c->router_port) && !own_router_lives(c))
-            return err_set(e, EADDRINUSE, "port %llu of 127.0.0.1 is taken by another program: choose one with "
-                           "--port", (unsigned long long)c->router_port);
+            return err_set(e, EADDRINUSE,
+                           "port %llu of 127.0.0.1 is taken by another program: choose one with "
+                           "--port",
+                           (unsigned long long)c->router_port);
         if (o->api_port && !port_free(o->api_port))
-            return err_set(e, EADDRINUSE, "port %llu of 127.0.0.1 is taken by another program: choose one with "
-                           "--api-port", (unsigned long long)o->api_port);
+            return err_set(e, EADDRINUSE,
+                           "port %llu of 127.0.0.1 is taken by another program: choose one with "
+                           "--api-port",
+                           (unsigned long long)o->api_port);
         if ((r = cluster_remember(c, e)) || (r = spawn_supervisor(c, o, e)))
             return r;
     }
@@ -329,8 +357,9 @@ int up_start(struct cluster *c, const struct up_options *o, struct err *e)
         r = wait_parts(c, k, deadline, e);
     kube_client_free(k);
     if (!r)
-        progress_done("%s  router http://127.0.0.1:%llu  kubeconfig %s", running ? "already running:" : "ready:",
-                      (unsigned long long)c->router_port, c->kubeconfig);
+        progress_done("%s  router http://127.0.0.1:%llu  kubeconfig %s",
+                      running ? "already running:" : "ready:", (unsigned long long)c->router_port,
+                      c->kubeconfig);
     return r;
 }
 
@@ -351,7 +380,8 @@ static void name_of(const char *file, char out[64])
         snprintf(out, 64, "model");
 }
 
-int up_apply_model(struct kube_client *k, const char *file, const char *name, char out[64], struct err *e)
+int up_apply_model(struct kube_client *k, const char *file, const char *name, char out[64],
+                   struct err *e)
 {
     CLEANUP(json_decrefp) json_t *o = yaml_parse(str_c(embed_sample_chat), 1 << 20, e);
     if (!o)
@@ -372,7 +402,8 @@ int up_apply_model(struct kube_client *k, const char *file, const char *name, ch
     return apply(k, &kube_infds, o, e);
 }
 
-static int apply_models(const struct cluster *c, const struct up_options *o, char **more, struct err *e)
+static int apply_models(const struct cluster *c, const struct up_options *o, char **more,
+                        struct err *e)
 {
     struct kube_client *k;
     int r = *o->model || *more ? cluster_client(c, &k, e) : 1;

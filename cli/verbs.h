@@ -1,4 +1,5 @@
-/* verbs.h: the verbs of `baton`, one file each. argv[0] is the verb's name; the result is the exit code (2: wrong usage). */
+/* verbs.h: the verbs of `baton`, one file each. argv[0] is the verb's name; the result is the exit
+ * code (2: wrong usage). */
 #pragma once
 
 int up_main(int argc, char **argv);

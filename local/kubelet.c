@@ -34,8 +34,7 @@ void kubelet_timer_free(uv_timer_t *t)
 struct kpod *kubelet_pod(struct kubelet *k, const char *uid)
 {
     struct kpod *p;
-    DL_FOREACH(k->pods, p)
-    {
+    DL_FOREACH (k->pods, p) {
         if (strcmp(p->uid, uid) == 0)
             return p;
     }
@@ -46,8 +45,7 @@ struct kpod *kubelet_pod(struct kubelet *k, const char *uid)
 struct kpod *kubelet_pod_named(struct kubelet *k, const char *ns, const char *name)
 {
     struct kpod *p, *found = NULL;
-    DL_FOREACH(k->pods, p)
-    {
+    DL_FOREACH (k->pods, p) {
         CLEANUP(free_charp)
         char *shown = p->static_file ? xasprintf("%s-%s", p->name, k->node) : xstrdup(p->name);
         if (strcmp(p->ns, ns) == 0 && strcmp(shown, name) == 0 && (!found || found->terminating))
@@ -100,8 +98,7 @@ static void on_deleted(struct kubelet *k, json_t *obj)
 {
     const char *uid = json_str_at(obj, "metadata.uid", "");
     struct kpod *p;
-    DL_FOREACH(k->pods, p)
-    {
+    DL_FOREACH (k->pods, p) {
         if (p->mirror && strcmp(json_str_at(p->mirror, "metadata.uid", ""), uid) == 0) {
             json_decref(p->mirror); /* somebody deleted a mirror: it is made again */
             p->mirror = NULL;
@@ -123,13 +120,18 @@ static void delete_done(const struct kube_result *r, void *ctx)
     (void)r, (void)ctx;
 }
 
-/* A pod that is being deleted and that nothing of runs here (a mirror without a manifest, or never started). */
+/* A pod that is being deleted and that nothing of runs here (a mirror without a manifest, or never
+ * started). */
 static void delete_leftover(struct kubelet *k, const json_t *obj)
 {
-    struct kube_call call = {.verb = KUBE_DELETE, .kind = &kube_pods, .force_now = true,
+    struct kube_call call = {.verb = KUBE_DELETE,
+                             .kind = &kube_pods,
+                             .force_now = true,
                              .namespace = json_str_at(obj, "metadata.namespace", "default"),
                              .name = json_str_at(obj, "metadata.name", ""),
-                             .uid = json_str_at(obj, "metadata.uid", ""), .done = delete_done, .ctx = k};
+                             .uid = json_str_at(obj, "metadata.uid", ""),
+                             .done = delete_done,
+                             .ctx = k};
     struct err e;
     if (kube_start(k->api, &call, &e))
         log_warn("can't delete a pod's object", LERR(&e));
@@ -191,8 +193,7 @@ static void on_synced(void *ctx)
     struct kubelet *k = ctx;
     struct kpod *p;
     k->synced = true;
-    DL_FOREACH(k->pods, p)
-    {
+    DL_FOREACH (k->pods, p) {
         if (!p->static_file && !p->listed)
             p->gone = true;
         kpod_poke(p);
@@ -232,7 +233,8 @@ static void adopt_records(struct kubelet *k)
         log_info("pods adopted from the records", LI("pods", n));
 }
 
-/* 127.64–191.x are the pod IPs of all instances; which two bytes are this one's follows from its name. */
+/* 127.64–191.x are the pod IPs of all instances; which two bytes are this one's follows from its
+ * name. */
 static void name_instance(struct kubelet *k)
 {
     char text[INSTANCE_MAX];
@@ -286,13 +288,17 @@ static int open_api(struct kubelet *k, struct err *e)
     kube_config_fini(&kc);
     if (r)
         return r;
-    struct http_client_config hc = {.loop = k->cfg.loop, .user_agent = "kube-probe/baton",
-                                    .insecure_skip_verify = true};
+    struct http_client_config hc = {
+        .loop = k->cfg.loop, .user_agent = "kube-probe/baton", .insecure_skip_verify = true};
     if ((r = http_client_new(&hc, &k->http, e)) ||
         (r = kube_events_new(k->api, "kubelet", k->node, &k->events, e)))
         return r;
-    struct kube_watch_config wc = {.kind = &kube_pods, .on_event = on_event, .on_synced = on_synced,
-                                   .on_error = on_watch_error, .ctx = k, .backoff_min_ms = 100,
+    struct kube_watch_config wc = {.kind = &kube_pods,
+                                   .on_event = on_event,
+                                   .on_synced = on_synced,
+                                   .on_error = on_watch_error,
+                                   .ctx = k,
+                                   .backoff_min_ms = 100,
                                    .backoff_max_ms = 2000};
     return kube_watch_start(k->api, &wc, &k->pods_watch, e);
 }
@@ -331,8 +337,7 @@ void kubelet_check_drained(struct kubelet *k)
     struct kpod *p;
     if (!k->draining || !k->drain_done)
         return;
-    DL_FOREACH(k->pods, p)
-    {
+    DL_FOREACH (k->pods, p) {
         if (p->sending && clock_mono_ns() < k->drain_deadline_ns)
             return; /* the last word on it is on its way; the answer pokes the pod */
         for (size_t i = 0; i < p->n_ctrs; i++) {
@@ -357,11 +362,11 @@ void kubelet_drain(struct kubelet *k, unsigned max_grace_ms, void (*done)(void *
     k->drain_done = done;
     k->drain_ctx = ctx;
     k->drain_deadline_ns = clock_mono_ns() + (max_grace_ms + 1000) * NS_PER_MS;
-    DL_FOREACH(k->pods, p)
-    {
+    DL_FOREACH (k->pods, p) {
         int64_t grace = kpod_grace_ms(p);
-        uint64_t at = clock_mono_ns() +
-                      (uint64_t)(grace < (int64_t)max_grace_ms ? grace : (int64_t)max_grace_ms) * NS_PER_MS;
+        uint64_t at =
+            clock_mono_ns() +
+            (uint64_t)(grace < (int64_t)max_grace_ms ? grace : (int64_t)max_grace_ms) * NS_PER_MS;
         if (!p->terminating || at < p->deadline_ns)
             p->deadline_ns = at;
         kpod_poke(p);
@@ -400,15 +405,17 @@ void kubelet_free(struct kubelet *k)
 int kubelet_state(struct kubelet *k, struct buf *out)
 {
     struct kpod *p;
-    int r = buf_printf(out, "\"node\":\"%s\",\"synced\":%s,\"pods\":[", k->node, k->synced ? "true" : "false");
-    DL_FOREACH(k->pods, p)
-    {
-        r = r ? r : buf_printf(out, "%s{\"name\":\"%s\",\"ip\":\"%s\",\"containers\":[", p->prev->next ? "," : "",
-                               p->name, p->ip);
+    int r = buf_printf(out, "\"node\":\"%s\",\"synced\":%s,\"pods\":[", k->node,
+                       k->synced ? "true" : "false");
+    DL_FOREACH (k->pods, p) {
+        r = r ? r
+              : buf_printf(out, "%s{\"name\":\"%s\",\"ip\":\"%s\",\"containers\":[",
+                           p->prev->next ? "," : "", p->name, p->ip);
         for (size_t i = 0; i < p->n_ctrs; i++)
-            r = r ? r : buf_printf(out, "%s{\"name\":\"%s\",\"state\":%d,\"pid\":%d,\"restarts\":%d}",
-                                   i ? "," : "", p->ctrs[i]->name, (int)p->ctrs[i]->state,
-                                   (int)p->ctrs[i]->main.pid, p->ctrs[i]->restarts);
+            r = r ? r
+                  : buf_printf(out, "%s{\"name\":\"%s\",\"state\":%d,\"pid\":%d,\"restarts\":%d}",
+                               i ? "," : "", p->ctrs[i]->name, (int)p->ctrs[i]->state,
+                               (int)p->ctrs[i]->main.pid, p->ctrs[i]->restarts);
         r = r ? r : buf_cstr(out, "]}");
     }
     return r ? r : buf_cstr(out, "]");

@@ -13,9 +13,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define BACKOFF_MAX_MS 300000
-#define BACKOFF_RESET_NS (600 * NS_PER_S)
-#define CONFIG_RETRY_MS 3000
+#define BACKOFF_MAX_MS      300000
+#define BACKOFF_RESET_TIMES 60 /* upstream: 10 s at first, forgiven after 10 minutes of life */
+#define CONFIG_RETRY_MS     3000
 
 bool kctr_live(const struct kctr *c)
 {
@@ -94,8 +94,9 @@ void kctr_save(struct kctr *c)
     CLEANUP(free_charp) char *path = xasprintf("%s/c/%s/state.json", c->pod->dir, c->name);
     uint64_t now = clock_mono_ns(), wait = c->next_start_ns > now ? c->next_start_ns - now : 0;
     CLEANUP(json_decrefp)
-    json_t *o = json_pack("{s:i, s:I, s:I}", "attempt", c->attempt, "backoff_ms",
-                          (json_int_t)c->backoff_ms, "next_start", (json_int_t)(clock_wall_ns() + wait));
+    json_t *o =
+        json_pack("{s:i, s:I, s:I}", "attempt", c->attempt, "backoff_ms", (json_int_t)c->backoff_ms,
+                  "next_start", (json_int_t)(clock_wall_ns() + wait));
     int r = file_replace_json(path, o);
     if (r)
         log_error("can't record a container", LS("path", path), LS("error", strerror(-r)));
@@ -110,17 +111,20 @@ static json_t *read_record(struct kctr *c, int attempt, const char *file)
 
 static struct proc_id record_id(const json_t *run, const char *member)
 {
-    CLEANUP(free_charp) char *pid = xasprintf("%s.pid", member), *start = xasprintf("%s.start", member);
+    CLEANUP(free_charp)
+    char *pid = xasprintf("%s.pid", member),
+         *start = xasprintf("%s.start", member);
     return (struct proc_id){(pid_t)json_int_at(run, pid, 0), (uint64_t)json_int_at(run, start, 0)};
 }
 
-/* The delay before the next start: none after the first exit, then doubling; ten minutes of life forgive. */
+/* The delay before the next start: none after the first exit, then doubling; 60 first delays of
+ * life forgive. */
 static void set_backoff(struct kctr *c)
 {
     struct kubelet *k = c->pod->k;
     uint64_t started = (uint64_t)json_int_at(c->exit, "started", 0);
     uint64_t finished = (uint64_t)json_int_at(c->exit, "finished", 0);
-    if (finished > started + BACKOFF_RESET_NS)
+    if (finished > started + BACKOFF_RESET_TIMES * k->cfg.backoff_ms * NS_PER_MS)
         c->backoff_ms = 0;
     c->next_start_ns = clock_mono_ns() + c->backoff_ms * NS_PER_MS;
     uint64_t next = c->backoff_ms ? c->backoff_ms * 2 : k->cfg.backoff_ms;
@@ -134,9 +138,10 @@ static void ended(struct kctr *c)
     json_decref(c->exit);
     c->exit = read_record(c, c->attempt, "exit.json");
     if (!c->exit) {
-        c->exit = json_pack("{s:i, s:i, s:s, s:s, s:I, s:I}", "code", 137, "signal", SIGKILL, "reason",
-                            "Error", "message", "the container's shim was killed", "started",
-                            (json_int_t)c->started_wall_ns, "finished", (json_int_t)clock_wall_ns());
+        c->exit =
+            json_pack("{s:i, s:i, s:s, s:s, s:I, s:I}", "code", 137, "signal", SIGKILL, "reason",
+                      "Error", "message", "the container's shim was killed", "started",
+                      (json_int_t)c->started_wall_ns, "finished", (json_int_t)clock_wall_ns());
         CLEANUP(free_charp) char *dir = kctr_dir(c, c->attempt);
         CLEANUP(free_charp) char *path = xasprintf("%s/exit.json", dir);
         if (file_replace_json(path, c->exit))
@@ -322,9 +327,9 @@ void kctr_start(struct kctr *c)
     CLEANUP(free_charp) char *dir = kctr_dir(c, c->attempt);
     CLEANUP(free_charp) char *log = xasprintf("%s/log", dir);
     CLEANUP(json_decrefp)
-    json_t *spec = json_pack("{s:o, s:o, s:s, s:s, s:s, s:I}", "env", env, "argv", argv, "file", file,
-                             "cwd", cwd, "log", log, "log_bytes",
-                             (json_int_t)c->pod->k->cfg.log_bytes);
+    json_t *spec =
+        json_pack("{s:o, s:o, s:s, s:s, s:s, s:I}", "env", env, "argv", argv, "file", file, "cwd",
+                  cwd, "log", log, "log_bytes", (json_int_t)c->pod->k->cfg.log_bytes);
     dir_remove(dir);
     json_decref(c->last_exit);
     c->last_exit = c->exit;

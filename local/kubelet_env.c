@@ -25,8 +25,7 @@ static void env_set(json_t *env, const char *name, const char *value)
 {
     size_t n = strlen(name), i;
     json_t *old;
-    json_array_foreach(env, i, old)
-    {
+    json_array_foreach (env, i, old) {
         const char *kv = json_string_value(old);
         if (strncmp(kv, name, n) == 0 && kv[n] == '=') {
             json_array_remove(env, i);
@@ -37,7 +36,9 @@ static void env_set(json_t *env, const char *name, const char *value)
     json_array_append_new(env, json_stringn_nocheck(kv, strlen(kv)));
 }
 
-/* Rules: https://kubernetes.io/docs/tasks/inject-data-application/define-interdependent-environment-variables/ */
+/* Rules:
+ * https://kubernetes.io/docs/tasks/inject-data-application/define-interdependent-environment-variables/
+ */
 char *kenv_expand(const char *text, const json_t *env)
 {
     struct buf b;
@@ -63,7 +64,8 @@ static const char *map_key(const json_t *map, const char *subscript)
 {
     char key[320]; /* "['key']" */
     size_t n = strlen(subscript);
-    if (n < 5 || n - 4 >= sizeof key || strncmp(subscript, "['", 2) || strcmp(subscript + n - 2, "']"))
+    if (n < 5 || n - 4 >= sizeof key || strncmp(subscript, "['", 2) ||
+        strcmp(subscript + n - 2, "']"))
         return NULL;
     memcpy(key, subscript + 2, n - 4);
     key[n - 4] = 0;
@@ -148,8 +150,8 @@ static char *ref_value(struct kpod *p, const char *kind, const json_t *ref, bool
     *missing = !text;
     if (!text) {
         if (!json_bool_at(ref, "optional", false))
-            err_set(e, ENOENT, json_is_object(o) ? "key %s not found in %s %s" : "key %s: no %s %s", key,
-                    kind, name);
+            err_set(e, ENOENT, json_is_object(o) ? "key %s not found in %s %s" : "key %s: no %s %s",
+                    key, kind, name);
         return NULL;
     }
     if (strcmp(kind, "secret") != 0)
@@ -194,13 +196,13 @@ static int add_env_from(struct kctr *c, json_t *env, struct err *e)
 {
     size_t i;
     json_t *from;
-    json_array_foreach(json_at(c->spec, "envFrom"), i, from)
-    {
+    json_array_foreach (json_at(c->spec, "envFrom"), i, from) {
         const char *prefix = json_str_at(from, "prefix", "");
         bool secret = json_object_get(from, "secretRef") != NULL;
         const json_t *ref = json_object_get(from, secret ? "secretRef" : "configMapRef");
         CLEANUP(free_charp)
-        char *at = xasprintf("%s/%s", secret ? "secret" : "configmap", json_str_at(ref, "name", ""));
+        char *at =
+            xasprintf("%s/%s", secret ? "secret" : "configmap", json_str_at(ref, "name", ""));
         json_t *o = json_object_get(c->pod->refs, at);
         if (!json_is_object(o)) {
             if (json_bool_at(ref, "optional", false))
@@ -209,12 +211,12 @@ static int add_env_from(struct kctr *c, json_t *env, struct err *e)
         }
         const char *key;
         json_t *v;
-        json_object_foreach(json_object_get(o, "data"), key, v)
-        {
+        json_object_foreach (json_object_get(o, "data"), key, v) {
             size_t n;
             CLEANUP(free_charp) char *name = xasprintf("%s%s", prefix, key);
             CLEANUP(free_charp)
-            char *text = secret ? kref_base64(json_string_value(v), &n) : xstrdup(json_string_value(v));
+            char *text =
+                secret ? kref_base64(json_string_value(v), &n) : xstrdup(json_string_value(v));
             if (text)
                 env_set(env, name, text);
         }
@@ -235,14 +237,13 @@ static int add_env(struct kctr *c, json_t *env, struct err *e)
 {
     size_t i;
     json_t *item;
-    json_array_foreach(json_at(c->spec, "env"), i, item)
-    {
+    json_array_foreach (json_at(c->spec, "env"), i, item) {
         const char *name = json_str_at(item, "name", "");
         const json_t *from = json_object_get(item, "valueFrom");
         bool skip = false;
         CLEANUP(free_charp)
-        char *v = from ? value_from(c, from, &skip, e)
-                       : kenv_expand(json_str_at(item, "value", ""), env);
+        char *v =
+            from ? value_from(c, from, &skip, e) : kenv_expand(json_str_at(item, "value", ""), env);
         if (skip)
             continue;
         if (!v)
@@ -263,8 +264,9 @@ static void add_base_env(struct kctr *c, json_t *env)
     env_set(env, "HOME", home ? home : "/");
     env_set(env, "HOSTNAME", p->name);
     env_set(env, "BATON_INSTANCE", p->k->instance);
-    bool account = json_bool_at(p->obj, "spec.automountServiceAccountToken", true) &&
-                   strcmp(json_str_at(p->obj, "spec.serviceAccountName", "default"), "default") != 0;
+    bool account =
+        json_bool_at(p->obj, "spec.automountServiceAccountToken", true) &&
+        strcmp(json_str_at(p->obj, "spec.serviceAccountName", "default"), "default") != 0;
     if (account)
         env_set(env, "BATON_KUBECONFIG", p->k->kubeconfig);
 }
@@ -275,7 +277,8 @@ static bool runnable(const char *path)
     return stat(path, &st) == 0 && S_ISREG(st.st_mode) && access(path, X_OK) == 0;
 }
 
-/* Where argv[0] is: `baton-…` beside baton-local wherever an image would have it, else as execvp would look. */
+/* Where argv[0] is: `baton-…` beside baton-local wherever an image would have it, else as execvp
+ * would look. */
 static char *find_program(struct kctr *c, const char *arg0, const json_t *env)
 {
     const char *slash = strrchr(arg0, '/'), *base = slash ? slash + 1 : arg0;
@@ -304,8 +307,7 @@ static void add_args(struct kctr *c, const char *member, const json_t *env, json
 {
     size_t i;
     json_t *item;
-    json_array_foreach(json_at(c->spec, member), i, item)
-    {
+    json_array_foreach (json_at(c->spec, member), i, item) {
         CLEANUP(free_charp) char *v = kenv_expand(json_string_value(item), env);
         CLEANUP(free_charp) char *real = v[0] == '/' ? kvol_map(c, v) : NULL;
         json_array_append_new(argv, json_string_nocheck(real && i ? real : v));
@@ -324,9 +326,10 @@ int kenv_build(struct kctr *c, json_t **env_out, json_t **argv_out, char **file,
         add_args(c, "command", env, argv);
         add_args(c, "args", env, argv);
         if (json_array_size(json_at(c->spec, "command")) == 0)
-            r = err_set(e, EINVAL,
-                        "the container has no command: Baton's process mode has no images to take an "
-                        "entry point from, so the pod must name one");
+            r = err_set(
+                e, EINVAL,
+                "the container has no command: Baton's process mode has no images to take an "
+                "entry point from, so the pod must name one");
     }
     const char *dir = json_str_at(c->spec, "workingDir", "");
     char *real = *dir ? kvol_map(c, dir) : NULL;

@@ -1,7 +1,8 @@
-/* kubelet_int.h: what the kubelet's files share. Nothing outside local/kubelet*.c includes it. One thread: the loop's.
+/* kubelet_int.h: what the kubelet's files share. Nothing outside local/kubelet*.c includes it. One
+ * thread: the loop's.
  *
- * Everything is level-triggered: an event (watch, exit, probe, timer, answer) changes state and calls kpod_poke(); then
- * kpod_sync() looks at the pod as it is and does the next thing. */
+ * Everything is level-triggered: an event (watch, exit, probe, timer, answer) changes state and
+ * calls kpod_poke(); then kpod_sync() looks at the pod as it is and does the next thing. */
 #pragma once
 #include "lib/base/clock.h"
 #include "lib/base/log.h"
@@ -13,9 +14,9 @@
 
 #include <utlist.h>
 
-#define KUBELET_MANAGER "baton-local"
+#define KUBELET_MANAGER        "baton-local"
 #define KUBELET_MAX_CONTAINERS 32
-#define MIRROR_ANNOTATION "kubernetes.io/config.mirror"
+#define MIRROR_ANNOTATION      "kubernetes.io/config.mirror"
 
 enum kctr_state { CTR_WAITING, CTR_STARTING, CTR_RUNNING, CTR_EXITED };
 enum kprobe_kind { PROBE_STARTUP, PROBE_LIVENESS, PROBE_READINESS, PROBE_KINDS };
@@ -27,22 +28,22 @@ struct kprobe; /* kubelet_probe.c */
 struct kctr {
     struct kpod *pod;
     char *name;
-    json_t *spec; /* owned reference */
+    json_t *spec;       /* owned reference */
     bool init, sidecar; /* sidecar: an init container with restartPolicy Always */
     enum kctr_state state;
-    int attempt;  /* number of its latest folder; -1: never started */
+    int attempt; /* number of its latest folder; -1: never started */
     int restarts;
     struct proc_id shim, main;
     uv_poll_t *exit_poll;
     uv_timer_t *start_timer; /* looks for run.json while CTR_STARTING */
     uint64_t started_wall_ns;
-    json_t *exit, *last_exit;   /* exit.json of the latest attempt, of the one before */
-    const char *wait_reason;    /* constant; while CTR_WAITING or between restarts */
+    json_t *exit, *last_exit; /* exit.json of the latest attempt, of the one before */
+    const char *wait_reason;  /* constant; while CTR_WAITING or between restarts */
     char *wait_message;
     uint64_t backoff_ms, next_start_ns; /* monotonic */
-    bool started, ready;        /* probes' word */
-    bool stopping;              /* SIGTERM was sent */
-    uint64_t kill_at_ns;        /* monotonic; SIGKILL then */
+    bool started, ready;                /* probes' word */
+    bool stopping;                      /* SIGTERM was sent */
+    uint64_t kill_at_ns;                /* monotonic; SIGKILL then */
     struct kprobe *probes[PROBE_KINDS];
 };
 
@@ -53,29 +54,29 @@ struct kpod {
     char *uid, *ns, *name;
     char *dir; /* <data_dir>/pods/<uid> */
     char *ip;
-    json_t *obj;     /* the newest object; for static pods the manifest */
-    json_t *mirror;  /* static pods: the mirror object in the API, NULL until seen */
+    json_t *obj;       /* the newest object; for static pods the manifest */
+    json_t *mirror;    /* static pods: the mirror object in the API, NULL until seen */
     char *static_file; /* static pods: manifest path; NULL otherwise */
     bool mirror_asked;
     bool listed;       /* seen in the API since the last (re)list or watch start */
     bool ready_to_run; /* folder, IP and volumes made */
     enum kpod_refs refs_state;
-    json_t *refs;      /* "secret/<name>", "configmap/<name>" -> object or null */
+    json_t *refs; /* "secret/<name>", "configmap/<name>" -> object or null */
     int refs_open;
     char *refs_error;
     uint64_t refs_retry_ns;
-    bool terminating;  /* told to end: deletion, gone, drain, deadline, failure */
+    bool terminating;       /* told to end: deletion, gone, drain, deadline, failure */
     const char *end_reason; /* status.reason of a pod ended by the kubelet ("DeadlineExceeded") */
     char *end_message;
-    bool gone;         /* its object is no longer in the API */
+    bool gone; /* its object is no longer in the API */
     bool delete_asked;
-    uint64_t deadline_ns;  /* monotonic; SIGKILL of what is left when terminating */
+    uint64_t deadline_ns; /* monotonic; SIGKILL of what is left when terminating */
     uint64_t started_wall_ns;
     struct kctr *ctrs[KUBELET_MAX_CONTAINERS];
     size_t n_ctrs;
     uv_timer_t *wake;
-    json_t *sent;      /* status as last accepted by the API */
-    json_t *sending;   /* in flight */
+    json_t *sent;    /* status as last accepted by the API */
+    json_t *sending; /* in flight */
     uint64_t status_retry_ns;
     struct kpod *prev, *next;
 };
@@ -112,7 +113,7 @@ void kubelet_timer_free(uv_timer_t *t);
 void node_start(struct kubelet *k);
 void node_bind(struct kubelet *k, json_t *pod);
 void node_forget(struct kubelet *k, const json_t *pod); /* bound or gone: no longer waiting */
-void node_retry(struct kubelet *k);                      /* room may have come free */
+void node_retry(struct kubelet *k);                     /* room may have come free */
 
 /* kubelet_static.c: manifests and their mirror pods */
 void static_start(struct kubelet *k);
@@ -150,8 +151,10 @@ char *kenv_field(struct kpod *p, const char *path); /* fieldRef; NULL: unknown *
 
 /* kubelet_volume.c */
 char *kref_base64(const char *text, size_t *n); /* NUL-terminated heap bytes; NULL: not base64 */
-int kvol_setup(struct kpod *p, struct err *e) MUST_CHECK; /* makes and fills every volume's folder */
-/* The real folder behind a path in the container (mount prefix replaced), or NULL when under no mount. */
+int kvol_setup(struct kpod *p,
+               struct err *e) MUST_CHECK; /* makes and fills every volume's folder */
+/* The real folder behind a path in the container (mount prefix replaced), or NULL when under no
+ * mount. */
 char *kvol_map(struct kctr *c, const char *path);
 void kvol_teardown(struct kpod *p);
 /* Calls fn for every Secret and ConfigMap that the pod names ("secret" or "configmap", name). */

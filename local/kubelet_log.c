@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #define LINE_MAX_BYTES 16384 /* as the CRI: longer lines are cut into P pieces */
-#define READ_BYTES 65536
+#define READ_BYTES     65536
 
 int klog_open(struct klog *l, const char *path, uint64_t max_bytes, struct err *e)
 {
@@ -146,7 +146,8 @@ static int open_part(struct klog_reader *r, bool old)
     return 0;
 }
 
-/* Offset in the open file behind which its last `*want` lines lie; *want is lowered by the lines that are there. */
+/* Offset in the open file behind which its last `*want` lines lie; *want is lowered by the lines
+ * that are there. */
 static off_t tail_offset(int fd, int64_t *want)
 {
     char piece[READ_BYTES];

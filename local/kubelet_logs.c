@@ -1,12 +1,12 @@
-/* GET pods/<name>/log: reads the files that the shims write; a follower looks again every 100 ms, goes on through rotation and
- * ends when the container has ended and everything was sent. */
+/* GET pods/<name>/log: reads the files that the shims write; a follower looks again every 100 ms,
+ * goes on through rotation and ends when the container has ended and everything was sent. */
 #include "local/kubelet_int.h"
 
 #include <errno.h>
 #include <stdlib.h>
 
-#define FOLLOW_MS 100
-#define QUEUE_MAX (4 << 20)
+#define FOLLOW_MS  100
+#define QUEUE_MAX  (4 << 20)
 #define QUEUE_HIGH (512 << 10)
 
 struct follow {
@@ -72,7 +72,8 @@ static void send_more(uv_timer_t *t)
         uv_timer_stop(t);
         httpd_stream_end(f->req);
     } else {
-        uv_timer_start(t, send_more, httpd_stream_queued(f->req) < QUEUE_HIGH && !f->follow ? 0 : FOLLOW_MS, 0);
+        uv_timer_start(t, send_more,
+                       httpd_stream_queued(f->req) < QUEUE_HIGH && !f->follow ? 0 : FOLLOW_MS, 0);
     }
 }
 
@@ -87,11 +88,12 @@ int kubelet_log(const struct server_log_query *q, struct httpd_req *req, void *c
                        c && c->wait_reason ? c->wait_reason : "ContainerCreating");
     int attempt = c->attempt - (q->previous ? 1 : 0);
     if (attempt < 0)
-        return err_set(e, ENOENT, "previous terminated container \"%s\" in pod \"%s\" not found", c->name,
-                       q->pod);
+        return err_set(e, ENOENT, "previous terminated container \"%s\" in pod \"%s\" not found",
+                       c->name, q->pod);
     struct klog_options o = {.tail = q->tail_lines,
                              .limit_bytes = q->limit_bytes > 0 ? q->limit_bytes : 0,
-                             .since_wall_ns = (uint64_t)(q->since_wall_ns > 0 ? q->since_wall_ns : 0),
+                             .since_wall_ns =
+                                 (uint64_t)(q->since_wall_ns > 0 ? q->since_wall_ns : 0),
                              .timestamps = q->timestamps};
     CLEANUP(free_charp) char *dir = kctr_dir(c, attempt);
     CLEANUP(free_charp) char *path = xasprintf("%s/log", dir);
@@ -100,8 +102,13 @@ int kubelet_log(const struct server_log_query *q, struct httpd_req *req, void *c
     if (r)
         return r;
     struct follow *f = xcalloc(1, sizeof *f);
-    *f = (struct follow){.req = req, .k = k, .uid = xstrdup(p->uid), .container = xstrdup(c->name),
-                         .attempt = attempt, .reader = reader, .follow = q->follow};
+    *f = (struct follow){.req = req,
+                         .k = k,
+                         .uid = xstrdup(p->uid),
+                         .container = xstrdup(c->name),
+                         .attempt = attempt,
+                         .reader = reader,
+                         .follow = q->follow};
     f->timer = kubelet_timer(k, f);
     httpd_on_close(req, follow_closed, f);
     httpd_stream_start(req, 200, "text/plain", QUEUE_MAX);

@@ -7,8 +7,8 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
-#define HEARTBEAT_MS 10000
-#define LEASE_SECONDS 40
+#define HEARTBEAT_MS    10000
+#define LEASE_SECONDS   40
 #define LEASE_NAMESPACE "kube-node-lease"
 
 static json_t *now_stamp(int digits)
@@ -17,18 +17,20 @@ static json_t *now_stamp(int digits)
     return json_string(clock_rfc3339(clock_wall_ns(), digits, text));
 }
 
-static json_t *condition(const char *type, const char *status, const char *reason, const char *message)
+static json_t *condition(const char *type, const char *status, const char *reason,
+                         const char *message)
 {
-    return json_pack("{s:s, s:s, s:s, s:s, s:o, s:o}", "type", type, "status", status, "reason", reason,
-                     "message", message, "lastHeartbeatTime", now_stamp(0), "lastTransitionTime",
-                     now_stamp(0));
+    return json_pack("{s:s, s:s, s:s, s:s, s:o, s:o}", "type", type, "status", status, "reason",
+                     reason, "message", message, "lastHeartbeatTime", now_stamp(0),
+                     "lastTransitionTime", now_stamp(0));
 }
 
 static json_t *resources(void)
 {
-    return json_pack("{s:o, s:o, s:s}", "cpu", json_sprintf("%llum", (unsigned long long)host_milli_cpus()),
-                     "memory", json_sprintf("%lluKi", (unsigned long long)host_memory_bytes() / 1024),
-                     "pods", "250");
+    return json_pack("{s:o, s:o, s:s}", "cpu",
+                     json_sprintf("%llum", (unsigned long long)host_milli_cpus()), "memory",
+                     json_sprintf("%lluKi", (unsigned long long)host_memory_bytes() / 1024), "pods",
+                     "250");
 }
 
 /* The first word of a file, or `dflt`. */
@@ -49,18 +51,20 @@ static json_t *node_status(const struct kubelet *k)
     read_id("/etc/machine-id", k->instance, machine);
     read_id("/proc/sys/kernel/random/boot_id", k->instance, boot);
     return json_pack(
-        "{s:o, s:o, s:[{s:s, s:s}, {s:s, s:s}], s:[o, o, o, o], s:{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s}}",
-        "capacity", resources(), "allocatable", resources(), "addresses", "type", "InternalIP", "address",
-        "127.0.0.1", "type", "Hostname", "address", u.nodename, "conditions",
+        "{s:o, s:o, s:[{s:s, s:s}, {s:s, s:s}], s:[o, o, o, o], s:{s:s, s:s, s:s, s:s, s:s, s:s, "
+        "s:s, s:s, s:s, s:s}}",
+        "capacity", resources(), "allocatable", resources(), "addresses", "type", "InternalIP",
+        "address", "127.0.0.1", "type", "Hostname", "address", u.nodename, "conditions",
         condition("Ready", "True", "KubeletReady", "baton-local runs pods as processes"),
         condition("MemoryPressure", "False", "KubeletHasSufficientMemory",
                   "memory limits are told to programs; without cgroups they can't be enforced"),
         condition("DiskPressure", "False", "KubeletHasNoDiskPressure", "the disk has room"),
-        condition("PIDPressure", "False", "KubeletHasSufficientPID", "processes can be started"), "nodeInfo",
-        "kubeletVersion", "v1.37.0-baton", "kubeProxyVersion", "none", "containerRuntimeVersion",
-        "baton://processes", "kernelVersion", u.release, "operatingSystem", "linux", "osImage", u.sysname,
-        "architecture", strcmp(u.machine, "x86_64") == 0 ? "amd64" : "arm64", "machineID", machine,
-        "systemUUID", machine, "bootID", boot);
+        condition("PIDPressure", "False", "KubeletHasSufficientPID", "processes can be started"),
+        "nodeInfo", "kubeletVersion", "v1.37.0-baton", "kubeProxyVersion", "none",
+        "containerRuntimeVersion", "baton://processes", "kernelVersion", u.release,
+        "operatingSystem", "linux", "osImage", u.sysname, "architecture",
+        strcmp(u.machine, "x86_64") == 0 ? "amd64" : "arm64", "machineID", machine, "systemUUID",
+        machine, "bootID", boot);
 }
 
 static void heartbeat(uv_timer_t *t);
@@ -79,9 +83,15 @@ static void status_written(const struct kube_result *r, void *ctx)
 static void write_status(struct kubelet *k)
 {
     CLEANUP(json_decrefp) json_t *body = json_pack("{s:o}", "status", node_status(k));
-    struct kube_call call = {.verb = KUBE_PATCH, .kind = &kube_nodes, .name = k->node, .subresource = "status",
-                             .body = body, .patch_type = "application/strategic-merge-patch+json",
-                             .field_manager = KUBELET_MANAGER, .done = status_written, .ctx = k};
+    struct kube_call call = {.verb = KUBE_PATCH,
+                             .kind = &kube_nodes,
+                             .name = k->node,
+                             .subresource = "status",
+                             .body = body,
+                             .patch_type = "application/strategic-merge-patch+json",
+                             .field_manager = KUBELET_MANAGER,
+                             .done = status_written,
+                             .ctx = k};
     struct err e;
     k->node_asked = kube_start(k->api, &call, &e) == 0;
 }
@@ -108,10 +118,16 @@ static void register_node(struct kubelet *k)
     CLEANUP(json_decrefp)
     json_t *body =
         json_pack("{s:{s:s, s:{s:s, s:s, s:s}}}", "metadata", "name", k->node, "labels",
-                  "kubernetes.io/hostname", k->node, "kubernetes.io/os", "linux", "kubernetes.io/arch",
-                  strcmp(u.machine, "x86_64") == 0 ? "amd64" : "arm64");
-    struct kube_call call = {.verb = KUBE_APPLY, .kind = &kube_nodes, .name = k->node, .body = body,
-                             .field_manager = KUBELET_MANAGER, .force = true, .done = node_made, .ctx = k};
+                  "kubernetes.io/hostname", k->node, "kubernetes.io/os", "linux",
+                  "kubernetes.io/arch", strcmp(u.machine, "x86_64") == 0 ? "amd64" : "arm64");
+    struct kube_call call = {.verb = KUBE_APPLY,
+                             .kind = &kube_nodes,
+                             .name = k->node,
+                             .body = body,
+                             .field_manager = KUBELET_MANAGER,
+                             .force = true,
+                             .done = node_made,
+                             .ctx = k};
     struct err e;
     k->node_asked = kube_start(k->api, &call, &e) == 0;
 }
@@ -127,16 +143,22 @@ static void lease_done(const struct kube_result *r, void *ctx)
 static void renew_lease(struct kubelet *k)
 {
     CLEANUP(json_decrefp)
-    json_t *body = json_pack("{s:{s:s, s:s}, s:{s:s, s:i, s:o}}", "metadata", "name", k->node, "namespace",
-                             LEASE_NAMESPACE, "spec", "holderIdentity", k->node, "leaseDurationSeconds",
-                             LEASE_SECONDS, "renewTime", now_stamp(6));
+    json_t *body = json_pack("{s:{s:s, s:s}, s:{s:s, s:i, s:o}}", "metadata", "name", k->node,
+                             "namespace", LEASE_NAMESPACE, "spec", "holderIdentity", k->node,
+                             "leaseDurationSeconds", LEASE_SECONDS, "renewTime", now_stamp(6));
     if (k->node_uid)
         json_object_set_new(json_at(body, "metadata"), "ownerReferences",
-                            json_pack("[{s:s, s:s, s:s, s:s}]", "apiVersion", "v1", "kind", "Node", "name",
-                                      k->node, "uid", k->node_uid));
-    struct kube_call call = {.verb = KUBE_APPLY, .kind = &kube_leases, .namespace = LEASE_NAMESPACE,
-                             .name = k->node, .body = body, .field_manager = KUBELET_MANAGER,
-                             .force = true, .done = lease_done, .ctx = k};
+                            json_pack("[{s:s, s:s, s:s, s:s}]", "apiVersion", "v1", "kind", "Node",
+                                      "name", k->node, "uid", k->node_uid));
+    struct kube_call call = {.verb = KUBE_APPLY,
+                             .kind = &kube_leases,
+                             .namespace = LEASE_NAMESPACE,
+                             .name = k->node,
+                             .body = body,
+                             .field_manager = KUBELET_MANAGER,
+                             .force = true,
+                             .done = lease_done,
+                             .ctx = k};
     struct err e;
     k->lease_asked = kube_start(k->api, &call, &e) == 0;
 }
@@ -174,7 +196,8 @@ static int64_t pod_memory(const json_t *pod)
     int64_t sum = 0;
     size_t i;
     json_t *c;
-    json_array_foreach(json_at(pod, "spec.containers"), i, c) sum += memory_request(c);
+    json_array_foreach (json_at(pod, "spec.containers"), i, c)
+        sum += memory_request(c);
     return sum;
 }
 
@@ -185,20 +208,23 @@ static char *unfit(struct kubelet *k, const json_t *pod)
     const char *key;
     json_t *v;
     int64_t used = 0, want = pod_memory(pod), have = (int64_t)host_memory_bytes();
-    json_object_foreach(json_at(pod, "spec.nodeSelector"), key, v)
-    {
+    json_object_foreach (json_at(pod, "spec.nodeSelector"), key, v) {
         bool host = strcmp(key, "kubernetes.io/hostname") == 0 &&
                     strcmp(json_string_value(v), k->node) == 0;
-        bool os = strcmp(key, "kubernetes.io/os") == 0 && strcmp(json_string_value(v), "linux") == 0;
+        bool os =
+            strcmp(key, "kubernetes.io/os") == 0 && strcmp(json_string_value(v), "linux") == 0;
         if (!host && !os)
-            return xasprintf("0/1 nodes are available: 1 node(s) didn't match Pod's node selector (%s=%s).",
-                             key, json_string_value(v));
+            return xasprintf(
+                "0/1 nodes are available: 1 node(s) didn't match Pod's node selector (%s=%s).", key,
+                json_string_value(v));
     }
-    DL_FOREACH(k->pods, p) used += p->terminating ? 0 : pod_memory(p->obj);
+    DL_FOREACH (k->pods, p)
+        used += p->terminating ? 0 : pod_memory(p->obj);
     if (want > have - used)
-        return xasprintf("0/1 nodes are available: 1 Insufficient memory (the pod asks for %lld MiB, %lld of "
-                         "%lld MiB are free).",
-                         (long long)(want >> 20), (long long)((have - used) >> 20), (long long)(have >> 20));
+        return xasprintf(
+            "0/1 nodes are available: 1 Insufficient memory (the pod asks for %lld MiB, %lld of "
+            "%lld MiB are free).",
+            (long long)(want >> 20), (long long)((have - used) >> 20), (long long)(have >> 20));
     return NULL;
 }
 
@@ -213,21 +239,26 @@ static void say_unschedulable(struct kubelet *k, const json_t *pod, const char *
 {
     size_t i;
     json_t *c;
-    json_array_foreach(json_at(pod, "status.conditions"), i, c)
-    {
+    json_array_foreach (json_at(pod, "status.conditions"), i, c) {
         if (strcmp(json_str_at(c, "type", ""), "PodScheduled") == 0 &&
             strcmp(json_str_at(c, "message", ""), why) == 0)
             return;
     }
     CLEANUP(json_decrefp)
-    json_t *body = json_pack("{s:{s:s, s:[{s:s, s:s, s:s, s:s, s:o}]}}", "status", "phase", "Pending",
-                             "conditions", "type", "PodScheduled", "status", "False", "reason", "Unschedulable",
-                             "message", why, "lastTransitionTime", now_stamp(0));
-    struct kube_call call = {.verb = KUBE_PATCH, .kind = &kube_pods, .subresource = "status", .body = body,
+    json_t *body =
+        json_pack("{s:{s:s, s:[{s:s, s:s, s:s, s:s, s:o}]}}", "status", "phase", "Pending",
+                  "conditions", "type", "PodScheduled", "status", "False", "reason",
+                  "Unschedulable", "message", why, "lastTransitionTime", now_stamp(0));
+    struct kube_call call = {.verb = KUBE_PATCH,
+                             .kind = &kube_pods,
+                             .subresource = "status",
+                             .body = body,
                              .namespace = json_str_at(pod, "metadata.namespace", "default"),
                              .name = json_str_at(pod, "metadata.name", ""),
                              .patch_type = "application/strategic-merge-patch+json",
-                             .field_manager = KUBELET_MANAGER, .done = bound, .ctx = k};
+                             .field_manager = KUBELET_MANAGER,
+                             .done = bound,
+                             .ctx = k};
     struct err e;
     if (kube_start(k->api, &call, &e))
         log_warn("can't say that a pod doesn't fit", LERR(&e));
@@ -246,10 +277,12 @@ void node_retry(struct kubelet *k)
     const char *uid;
     json_t *pod;
     k->unbound = json_object();
-    json_object_foreach(waiting, uid, pod) node_bind(k, pod);
+    json_object_foreach (waiting, uid, pod)
+        node_bind(k, pod);
 }
 
-/* One node: binding is a check that the pod fits. An unfit pod is looked at again when it changes or room comes free. */
+/* One node: binding is a check that the pod fits. An unfit pod is looked at again when it changes
+ * or room comes free. */
 void node_bind(struct kubelet *k, json_t *pod)
 {
     const char *name = json_str_at(pod, "metadata.name", "");
@@ -266,10 +299,14 @@ void node_bind(struct kubelet *k, json_t *pod)
     CLEANUP(free_charp) char *plural = xasprintf("pods/%s/binding", name);
     struct kube_kind kind = {"v1", "Binding", plural, true, NULL};
     CLEANUP(json_decrefp)
-    json_t *body = json_pack("{s:s, s:s, s:{s:s}, s:{s:s, s:s, s:s}}", "apiVersion", "v1", "kind", "Binding",
-                             "metadata", "name", name, "target", "apiVersion", "v1", "kind", "Node", "name",
-                             k->node);
-    struct kube_call call = {.verb = KUBE_CREATE, .kind = &kind, .body = body, .done = bound, .ctx = k,
+    json_t *body = json_pack("{s:s, s:s, s:{s:s}, s:{s:s, s:s, s:s}}", "apiVersion", "v1", "kind",
+                             "Binding", "metadata", "name", name, "target", "apiVersion", "v1",
+                             "kind", "Node", "name", k->node);
+    struct kube_call call = {.verb = KUBE_CREATE,
+                             .kind = &kind,
+                             .body = body,
+                             .done = bound,
+                             .ctx = k,
                              .namespace = json_str_at(pod, "metadata.namespace", "default")};
     struct err e;
     if (kube_start(k->api, &call, &e))

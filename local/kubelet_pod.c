@@ -72,8 +72,9 @@ static void save_pod(struct kpod *p)
     struct err e;
     CLEANUP(free_charp) char *path = xasprintf("%s/pod.json", p->dir);
     CLEANUP(json_decrefp)
-    json_t *o = json_pack("{s:s, s:s, s:s, s:s, s:I, s:O}", "uid", p->uid, "ns", p->ns, "name", p->name,
-                          "ip", p->ip, "started", (json_int_t)p->started_wall_ns, "object", p->obj);
+    json_t *o =
+        json_pack("{s:s, s:s, s:s, s:s, s:I, s:O}", "uid", p->uid, "ns", p->ns, "name", p->name,
+                  "ip", p->ip, "started", (json_int_t)p->started_wall_ns, "object", p->obj);
     if (p->static_file)
         json_object_set_new(o, "static", json_string(p->static_file));
     int r = dir_make(p->dir, 0700, &e);
@@ -86,8 +87,7 @@ static void save_pod(struct kpod *p)
 static bool ip_used(struct kubelet *k, const char *ip)
 {
     struct kpod *p;
-    DL_FOREACH(k->pods, p)
-    {
+    DL_FOREACH (k->pods, p) {
         if (p->ip && strcmp(p->ip, ip) == 0)
             return true;
     }
@@ -111,8 +111,7 @@ static void add_containers(struct kpod *p, const char *member, bool init)
 {
     size_t i;
     json_t *spec;
-    json_array_foreach(json_at(p->obj, member), i, spec)
-    {
+    json_array_foreach (json_at(p->obj, member), i, spec) {
         if (p->n_ctrs < KUBELET_MAX_CONTAINERS)
             p->ctrs[p->n_ctrs++] = kctr_new(p, spec, init);
     }
@@ -197,13 +196,15 @@ void kpod_terminate(struct kpod *p, int64_t grace_ms, const char *reason, const 
     kpod_poke(p);
 }
 
-/* What is left of the grace that the API server wrote, so that a restarted kubelet keeps the deadline. */
+/* What is left of the grace that the API server wrote, so that a restarted kubelet keeps the
+ * deadline. */
 static int64_t deletion_grace_left(const struct kpod *p)
 {
     uint64_t at, now = clock_wall_ns();
     int64_t grace = kpod_grace_ms(p);
     const char *stamp = json_str_at(p->obj, "metadata.deletionTimestamp", "");
-    if (clock_parse_rfc3339(stamp, &at) == 0 && at > now && (int64_t)((at - now) / NS_PER_MS) < grace)
+    if (clock_parse_rfc3339(stamp, &at) == 0 && at > now &&
+        (int64_t)((at - now) / NS_PER_MS) < grace)
         return (int64_t)((at - now) / NS_PER_MS);
     return clock_parse_rfc3339(stamp, &at) == 0 && at <= now ? 0 : grace;
 }
@@ -232,8 +233,14 @@ static void delete_object(struct kpod *p)
     void **ctx = xcalloc(2, sizeof *ctx);
     ctx[0] = p->k;
     ctx[1] = xstrdup(p->uid);
-    struct kube_call call = {.verb = KUBE_DELETE, .kind = &kube_pods, .namespace = p->ns, .name = p->name,
-                             .uid = p->uid, .force_now = true, .done = deleted, .ctx = ctx};
+    struct kube_call call = {.verb = KUBE_DELETE,
+                             .kind = &kube_pods,
+                             .namespace = p->ns,
+                             .name = p->name,
+                             .uid = p->uid,
+                             .force_now = true,
+                             .done = deleted,
+                             .ctx = ctx};
     struct err e;
     p->delete_asked = kube_start(p->k->api, &call, &e) == 0;
     if (!p->delete_asked) {
@@ -314,8 +321,13 @@ static void ask_ref(struct kpod *p, const char *kind, const char *name)
         return;
     struct ref_call *rc = xcalloc(1, sizeof *rc);
     *rc = (struct ref_call){p->k, xstrdup(p->uid), xstrdup(key)};
-    struct kube_call call = {.verb = KUBE_GET, .namespace = p->ns, .name = name, .done = ref_done, .ctx = rc,
-                             .kind = strcmp(kind, "secret") == 0 ? &kube_secrets : &kind_configmaps};
+    struct kube_call call = {.verb = KUBE_GET,
+                             .namespace = p->ns,
+                             .name = name,
+                             .done = ref_done,
+                             .ctx = rc,
+                             .kind =
+                                 strcmp(kind, "secret") == 0 ? &kube_secrets : &kind_configmaps};
     struct err e;
     json_object_set_new(p->refs, key, json_null());
     if (kube_start(p->k->api, &call, &e) == 0) {
@@ -394,11 +406,13 @@ static void maybe_start(struct kctr *c)
         uint64_t left_ms = (c->next_start_ns - now) / NS_PER_MS + 1;
         if (c->state == CTR_EXITED) {
             uint64_t of_ms = c->backoff_ms / 2;
-            kctr_wait(c, "CrashLoopBackOff", "back-off %llu.%llus restarting failed container=%s pod=%s_%s",
-                      (unsigned long long)(of_ms / 1000), (unsigned long long)(of_ms % 1000 / 100), c->name,
-                      p->name, p->ns);
-            kubelet_event(p, true, "BackOff", "Back-off restarting failed container %s in pod %s_%s", c->name,
-                          p->name, p->ns);
+            kctr_wait(c, "CrashLoopBackOff",
+                      "back-off %llu.%llus restarting failed container=%s pod=%s_%s",
+                      (unsigned long long)(of_ms / 1000), (unsigned long long)(of_ms % 1000 / 100),
+                      c->name, p->name, p->ns);
+            kubelet_event(p, true, "BackOff",
+                          "Back-off restarting failed container %s in pod %s_%s", c->name, p->name,
+                          p->ns);
         }
         kpod_poke_in(p, left_ms);
         return;

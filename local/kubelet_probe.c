@@ -1,4 +1,5 @@
-/* Probes, by the rules of https://kubernetes.io/docs/concepts/configuration/liveness-readiness-startup-probes/: one check
+/* Probes, by the rules of
+ * https://kubernetes.io/docs/concepts/configuration/liveness-readiness-startup-probes/: one check
  * at a time, a period after the last began; liveness and readiness wait for the startup probe. */
 #include "local/kubelet_int.h"
 
@@ -61,7 +62,8 @@ static void failed(struct kprobe *p, const char *why)
     p->successes = 0;
     p->failures++;
     bool over = p->failures >= p->failure_threshold;
-    if (p->failures == 1 || (over && p->kind != PROBE_READINESS)) /* not one event a second while a model loads */
+    if (p->failures == 1 ||
+        (over && p->kind != PROBE_READINESS)) /* not one event a second while a model loads */
         kubelet_event(c->pod, true, "Unhealthy", "%s probe failed: %s", probe_name[p->kind], why);
     if (!over)
         return;
@@ -73,8 +75,8 @@ static void failed(struct kprobe *p, const char *why)
         return;
     }
     int64_t grace = json_int_at(p->spec, "terminationGracePeriodSeconds", -1);
-    kubelet_event(c->pod, false, "Killing", "Container %s failed %s probe, will be restarted", c->name,
-                  p->kind == PROBE_STARTUP ? "startup" : "liveness");
+    kubelet_event(c->pod, false, "Killing", "Container %s failed %s probe, will be restarted",
+                  c->name, p->kind == PROBE_STARTUP ? "startup" : "liveness");
     kctr_stop(c, grace >= 0 ? grace * 1000 : kpod_grace_ms(c->pod)); /* ends the probes too */
 }
 
@@ -139,8 +141,7 @@ static int64_t probe_port(struct kctr *c, const json_t *port)
     json_t *item;
     if (name && str_to_i64(str_c(name), 1, 65535, &n) == 0)
         return n;
-    json_array_foreach(json_at(c->spec, "ports"), i, item)
-    {
+    json_array_foreach (json_at(c->spec, "ports"), i, item) {
         if (name && strcmp(json_str_at(item, "name", ""), name) == 0)
             return json_int_at(item, "containerPort", 0);
     }
@@ -153,17 +154,16 @@ static void check_http(struct kprobe *p, const json_t *get)
     bool tls = strcmp(json_str_at(get, "scheme", "HTTP"), "HTTPS") == 0;
     const char *path = json_str_at(get, "path", "/");
     CLEANUP(free_charp)
-    char *url = xasprintf("%s://%s:%lld%s%s", tls ? "https" : "http",
-                          json_str_at(get, "host", c->pod->ip),
-                          (long long)probe_port(c, json_object_get(get, "port")),
-                          path[0] == '/' ? "" : "/", path);
+    char *url = xasprintf(
+        "%s://%s:%lld%s%s", tls ? "https" : "http", json_str_at(get, "host", c->pod->ip),
+        (long long)probe_port(c, json_object_get(get, "port")), path[0] == '/' ? "" : "/", path);
     char *headers[17] = {0};
     size_t i;
     json_t *h;
-    json_array_foreach(json_object_get(get, "httpHeaders"), i, h)
-    {
+    json_array_foreach (json_object_get(get, "httpHeaders"), i, h) {
         if (i < 16)
-            headers[i] = xasprintf("%s: %s", json_str_at(h, "name", "X"), json_str_at(h, "value", ""));
+            headers[i] =
+                xasprintf("%s: %s", json_str_at(h, "name", "X"), json_str_at(h, "value", ""));
     }
     struct http_request r = {.url = url,
                              .headers = (const char *const *)headers,
@@ -258,8 +258,12 @@ static void check_exec(struct kprobe *p, const json_t *exec)
         args[i] = (char *)(uintptr_t)json_string_value(json_array_get(argv, i));
     for (size_t i = 0; i < n_env; i++)
         envp[i] = (char *)(uintptr_t)json_string_value(json_array_get(env, i));
-    uv_process_options_t o = {.file = file, .args = args, .env = envp, .cwd = cwd,
-                              .flags = UV_PROCESS_DETACHED, .exit_cb = exec_ended};
+    uv_process_options_t o = {.file = file,
+                              .args = args,
+                              .env = envp,
+                              .cwd = cwd,
+                              .flags = UV_PROCESS_DETACHED,
+                              .exit_cb = exec_ended};
     p->process = xcalloc(1, sizeof *p->process);
     p->process->data = p;
     r = uv_spawn(c->pod->k->cfg.loop, p->process, &o);
@@ -284,7 +288,8 @@ static void check(uv_timer_t *t)
     uv_timer_start(p->limit, timed_out, p->timeout_ms, 0);
     if ((how = json_object_get(p->spec, "httpGet")))
         check_http(p, how);
-    else if ((how = json_object_get(p->spec, "tcpSocket")) || (how = json_object_get(p->spec, "grpc")))
+    else if ((how = json_object_get(p->spec, "tcpSocket")) ||
+             (how = json_object_get(p->spec, "grpc")))
         check_tcp(p, how);
     else if ((how = json_object_get(p->spec, "exec")))
         check_exec(p, how);
@@ -302,7 +307,8 @@ static void start_one(struct kctr *c, enum kprobe_kind kind)
         return;
     struct kprobe *p = xcalloc(1, sizeof *p);
     const json_t *spec = json_object_get(c->spec, probe_member[kind]);
-    uint64_t period = seconds_ms(spec, "periodSeconds", 10), timeout = seconds_ms(spec, "timeoutSeconds", 1);
+    uint64_t period = seconds_ms(spec, "periodSeconds", 10),
+             timeout = seconds_ms(spec, "timeoutSeconds", 1);
     *p = (struct kprobe){.c = c,
                          .kind = kind,
                          .spec = spec,

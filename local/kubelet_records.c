@@ -47,7 +47,8 @@ static void add_record(const char *dir, struct found *f)
 {
     CLEANUP(free_charp) char *path = xasprintf("%s/run.json", dir);
     CLEANUP(json_decrefp) json_t *run = json_parse_file(path, 65536, NULL);
-    struct proc_id main = {(pid_t)json_int_at(run, "main.pid", 0), (uint64_t)json_int_at(run, "main.start", 0)};
+    struct proc_id main = {(pid_t)json_int_at(run, "main.pid", 0),
+                           (uint64_t)json_int_at(run, "main.start", 0)};
     if (proc_alive(main))
         add(main, f);
 }

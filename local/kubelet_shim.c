@@ -18,7 +18,7 @@
 #ifndef CLOSE_RANGE_CLOEXEC
 #define CLOSE_RANGE_CLOEXEC (1U << 2)
 #endif
-#define SPEC_MAX (4 << 20)
+#define SPEC_MAX    (4 << 20)
 #define MESSAGE_MAX 1024
 
 struct shim {
@@ -136,9 +136,9 @@ static bool start_command(struct shim *s)
 static void write_run(struct shim *s)
 {
     CLEANUP(json_decrefp)
-    json_t *o = json_pack("{s:{s:i, s:I}, s:{s:i, s:I}, s:I}", "shim", "pid", (int)s->self.pid, "start",
-                          (json_int_t)s->self.start, "main", "pid", (int)s->main.pid, "start",
-                          (json_int_t)s->main.start, "started", (json_int_t)s->started_ns);
+    json_t *o = json_pack("{s:{s:i, s:I}, s:{s:i, s:I}, s:I}", "shim", "pid", (int)s->self.pid,
+                          "start", (json_int_t)s->self.start, "main", "pid", (int)s->main.pid,
+                          "start", (json_int_t)s->main.start, "started", (json_int_t)s->started_ns);
     if (file_replace_json("run.json", o))
         _exit(1);
 }
@@ -207,7 +207,7 @@ static void watch(struct shim *s)
         struct pollfd p[3] = {{.fd = s->signals, .events = POLLIN},
                               {.fd = s->out[0], .events = POLLIN},
                               {.fd = s->out[1], .events = POLLIN}};
-        if (poll(p, 3, 1000) < 0 && errno != EINTR)
+        if (poll(p, 3, -1) < 0 && errno != EINTR)
             return;
         for (int i = 0; i < 2; i++) {
             if (p[i + 1].revents)
@@ -220,7 +220,8 @@ static void watch(struct shim *s)
     }
 }
 
-/* What was in the pipes when the last writer died. A second bounds it: a writer outside our tree can't exist for long. */
+/* What was in the pipes when the last writer died. A second bounds it: a writer outside our tree
+ * can't exist for long. */
 static void drain_output(struct shim *s)
 {
     uint64_t deadline = clock_mono_ns() + NS_PER_S;

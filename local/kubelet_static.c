@@ -1,5 +1,7 @@
-/* Static pods: one manifest (JSON or YAML) a file in static_dir. They run whether the API answers or not; a mirror pod,
- * "<name>-<node>", shows them in the API. A changed manifest is another pod: the old one ends, the new one starts. */
+/* Static pods: one manifest (JSON or YAML) a file in static_dir. They run whether the API answers
+ * or not; a mirror pod,
+ * "<name>-<node>", shows them in the API. A changed manifest is another pod: the old one ends, the
+ * new one starts. */
 #include "local/kubelet_int.h"
 
 #include "lib/kube/yaml.h"
@@ -10,7 +12,7 @@
 #include <stdlib.h>
 #include <sys/stat.h>
 
-#define SCAN_MS 500
+#define SCAN_MS      500
 #define MANIFEST_MAX (1 << 20)
 
 /* A uid that follows from the file's name and text, in the form of a UUID. */
@@ -31,8 +33,7 @@ static char *static_uid(const char *file, const json_t *obj)
 static struct kpod *by_file(struct kubelet *k, const char *file)
 {
     struct kpod *p;
-    DL_FOREACH(k->pods, p)
-    {
+    DL_FOREACH (k->pods, p) {
         if (p->static_file && !p->terminating && strcmp(p->static_file, file) == 0)
             return p;
     }
@@ -46,8 +47,13 @@ static void mirror_deleted(const struct kube_result *r, void *ctx)
 
 static void delete_mirror(struct kubelet *k, const char *ns, const char *name)
 {
-    struct kube_call call = {.verb = KUBE_DELETE, .kind = &kube_pods, .namespace = ns, .name = name,
-                             .force_now = true, .done = mirror_deleted, .ctx = k};
+    struct kube_call call = {.verb = KUBE_DELETE,
+                             .kind = &kube_pods,
+                             .namespace = ns,
+                             .name = name,
+                             .force_now = true,
+                             .done = mirror_deleted,
+                             .ctx = k};
     struct err e;
     if (kube_start(k->api, &call, &e))
         log_warn("can't delete a mirror pod", LS("pod", name), LERR(&e));
@@ -83,14 +89,14 @@ static void load(struct kubelet *k, const char *file)
 static bool is_manifest(const char *name)
 {
     struct str s = str_c(name);
-    return name[0] != '.' && (str_ends(s, STR(".json")) || str_ends(s, STR(".yaml")) || str_ends(s, STR(".yml")));
+    return name[0] != '.' &&
+           (str_ends(s, STR(".json")) || str_ends(s, STR(".yaml")) || str_ends(s, STR(".yml")));
 }
 
 static void end_missing(struct kubelet *k)
 {
     struct kpod *p;
-    DL_FOREACH(k->pods, p)
-    {
+    DL_FOREACH (k->pods, p) {
         if (!p->static_file || p->terminating)
             continue;
         CLEANUP(free_charp) char *path = xasprintf("%s/%s", k->static_dir, p->static_file);
@@ -178,8 +184,12 @@ static void make_namespace(struct mirror_call *m, const char *ns)
 {
     static const struct kube_kind kind = {"v1", "Namespace", "namespaces", false, NULL};
     CLEANUP(json_decrefp) json_t *body = json_pack("{s:{s:s}}", "metadata", "name", ns);
-    struct kube_call call = {.verb = KUBE_CREATE, .kind = &kind, .body = body, .done = namespace_made,
-                             .ctx = m, .field_manager = KUBELET_MANAGER};
+    struct kube_call call = {.verb = KUBE_CREATE,
+                             .kind = &kind,
+                             .body = body,
+                             .done = namespace_made,
+                             .ctx = m,
+                             .field_manager = KUBELET_MANAGER};
     struct err e;
     if (kube_start(m->k->api, &call, &e))
         again(m);
@@ -197,7 +207,8 @@ static void mirror_made(const struct kube_result *r, void *ctx)
         make_namespace(m, p->ns);
         return;
     }
-    if (r->err.code) { /* 409: the mirror of the manifest before is still there, or the watch is about to tell of ours */
+    if (r->err.code) { /* 409: the mirror of the manifest before is still there, or the watch is
+                          about to tell of ours */
         if (r->status != 409)
             log_warn("mirror pod not made; trying again", LS("pod", p->name), LERR(&r->err));
         again(m);
@@ -242,8 +253,13 @@ void static_ensure_mirror(struct kpod *p)
     json_object_set_new(json_object_get(body, "spec"), "nodeName", json_string(k->node));
     struct mirror_call *m = xcalloc(1, sizeof *m);
     *m = (struct mirror_call){k, xstrdup(p->uid)};
-    struct kube_call call = {.verb = KUBE_CREATE, .kind = &kube_pods, .namespace = p->ns, .body = body,
-                             .field_manager = KUBELET_MANAGER, .done = mirror_made, .ctx = m};
+    struct kube_call call = {.verb = KUBE_CREATE,
+                             .kind = &kube_pods,
+                             .namespace = p->ns,
+                             .body = body,
+                             .field_manager = KUBELET_MANAGER,
+                             .done = mirror_made,
+                             .ctx = m};
     struct err e;
     p->mirror_asked = kube_start(k->api, &call, &e) == 0;
     if (!p->mirror_asked)

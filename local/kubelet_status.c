@@ -43,15 +43,17 @@ static json_t *container_state(struct kctr *c)
 static json_t *container_status(struct kctr *c)
 {
     const char *image = json_str_at(c->spec, "image", "");
-    json_t *s = json_pack("{s:s, s:b, s:b, s:i, s:s, s:s, s:o}", "name", c->name, "ready", (int)c->ready,
-                          "started", (int)(c->state == CTR_RUNNING && c->started), "restartCount", c->restarts,
-                          "image", image, "imageID", "process", "state", container_state(c));
+    json_t *s =
+        json_pack("{s:s, s:b, s:b, s:i, s:s, s:s, s:o}", "name", c->name, "ready", (int)c->ready,
+                  "started", (int)(c->state == CTR_RUNNING && c->started), "restartCount",
+                  c->restarts, "image", image, "imageID", "process", "state", container_state(c));
     if (c->init && !c->sidecar && c->state == CTR_EXITED)
         json_object_set_new(s, "ready", json_boolean(json_int_at(c->exit, "code", 1) == 0));
     bool waits = c->state == CTR_EXITED && c->wait_reason;
     const json_t *last = waits ? c->exit : c->last_exit;
     json_object_set_new(s, "lastState",
-                        last ? terminated(c, last, waits ? c->attempt : c->attempt - 1) : json_object());
+                        last ? terminated(c, last, waits ? c->attempt : c->attempt - 1)
+                             : json_object());
     if (c->attempt >= 0)
         json_object_set_new(s, "containerID",
                             json_sprintf("baton://%s/%s/%d", c->pod->uid, c->name, c->attempt));
@@ -74,8 +76,9 @@ static const char *phase(struct kpod *p)
     for (size_t i = 0; i < p->n_ctrs; i++) {
         struct kctr *c = p->ctrs[i];
         bool ran = c->state == CTR_RUNNING || has_ended_once(c);
-        bool init_open = c->init && !(c->sidecar ? ran : c->state == CTR_EXITED &&
-                                                             json_int_at(c->exit, "code", 1) == 0);
+        bool init_open =
+            c->init &&
+            !(c->sidecar ? ran : c->state == CTR_EXITED && json_int_at(c->exit, "code", 1) == 0);
         any_new |= init_open || (!c->init && !ran);
     }
     if (any_new)
@@ -97,23 +100,21 @@ static const json_t *old_condition(const struct kpod *p, const char *type)
     size_t i;
     json_t *c;
     const json_t *in = p->static_file ? p->mirror : p->obj;
-    json_array_foreach(json_at(in, "status.conditions"), i, c)
-    {
+    json_array_foreach (json_at(in, "status.conditions"), i, c) {
         if (strcmp(json_str_at(c, "type", ""), type) == 0)
             return c;
     }
     return NULL;
 }
 
-static void add_condition(struct kpod *p, json_t *list, const char *type, bool value, const char *reason,
-                          const char *message)
+static void add_condition(struct kpod *p, json_t *list, const char *type, bool value,
+                          const char *reason, const char *message)
 {
     const json_t *old = old_condition(p, type), *sent = NULL;
     const char *status = value ? "True" : "False";
     size_t i;
     json_t *item;
-    json_array_foreach(json_at(p->sent, "conditions"), i, item)
-    {
+    json_array_foreach (json_at(p->sent, "conditions"), i, item) {
         if (strcmp(json_str_at(item, "type", ""), type) == 0)
             sent = item;
     }
@@ -136,13 +137,13 @@ static bool gates_open(struct kpod *p, char *closed, size_t n)
 {
     size_t i;
     json_t *g;
-    json_array_foreach(json_at(p->obj, "spec.readinessGates"), i, g)
-    {
+    json_array_foreach (json_at(p->obj, "spec.readinessGates"), i, g) {
         const char *type = json_str_at(g, "conditionType", "");
         const json_t *c = old_condition(p, type);
         if (!c || strcmp(json_str_at(c, "status", ""), "True") != 0) {
-            snprintf(closed, n, c ? "the status of pod readiness gate \"%s\" is not \"True\", but %s"
-                                  : "corresponding condition of pod readiness gate \"%s\" does not exist%s.",
+            snprintf(closed, n,
+                     c ? "the status of pod readiness gate \"%s\" is not \"True\", but %s"
+                       : "corresponding condition of pod readiness gate \"%s\" does not exist%s.",
                      type, c ? json_str_at(c, "status", "") : "");
             return false;
         }
@@ -157,8 +158,9 @@ static json_t *conditions(struct kpod *p, const char *now_phase)
     char unready[512] = "", uninit[512] = "", gate[512] = "";
     for (size_t i = 0; i < p->n_ctrs; i++) {
         struct kctr *c = p->ctrs[i];
-        bool ok = c->init && !c->sidecar ? c->state == CTR_EXITED && json_int_at(c->exit, "code", 1) == 0
-                                         : c->ready;
+        bool ok = c->init && !c->sidecar
+                      ? c->state == CTR_EXITED && json_int_at(c->exit, "code", 1) == 0
+                      : c->ready;
         char *list_text = c->init ? uninit : unready;
         if (ok)
             continue;
@@ -175,11 +177,13 @@ static json_t *conditions(struct kpod *p, const char *now_phase)
     snprintf(message, sizeof message, "containers with unready status: [%s]", unready);
     snprintf(init_message, sizeof init_message, "containers with incomplete status: [%s]", uninit);
     bool open = gates_open(p, gate, sizeof gate);
-    add_condition(p, list, "PodReadyToStartContainers", p->ready_to_run || p->n_ctrs == 0, "NotPrepared",
-                  "the pod's folder and volumes are not ready");
-    add_condition(p, list, "Initialized", initialized || done, "ContainersNotInitialized", init_message);
+    add_condition(p, list, "PodReadyToStartContainers", p->ready_to_run || p->n_ctrs == 0,
+                  "NotPrepared", "the pod's folder and volumes are not ready");
+    add_condition(p, list, "Initialized", initialized || done, "ContainersNotInitialized",
+                  init_message);
     add_condition(p, list, "Ready", ready && initialized && open && !p->terminating,
-                  ready && !open ? "ReadinessGatesNotReady" : reason, ready && !open ? gate : message);
+                  ready && !open ? "ReadinessGatesNotReady" : reason,
+                  ready && !open ? gate : message);
     add_condition(p, list, "ContainersReady", ready && initialized, reason, message);
     if (p->static_file)
         add_condition(p, list, "PodScheduled", true, "", "");
@@ -189,9 +193,10 @@ static json_t *conditions(struct kpod *p, const char *now_phase)
 static json_t *compute(struct kpod *p)
 {
     const char *now_phase = phase(p);
-    json_t *s = json_pack("{s:s, s:s, s:[{s:s}], s:s, s:[{s:s}], s:o, s:s}", "phase", now_phase, "hostIP",
-                          "127.0.0.1", "hostIPs", "ip", "127.0.0.1", "podIP", p->ip, "podIPs", "ip", p->ip,
-                          "startTime", stamp(p->started_wall_ns), "qosClass", "Burstable");
+    json_t *s =
+        json_pack("{s:s, s:s, s:[{s:s}], s:s, s:[{s:s}], s:o, s:s}", "phase", now_phase, "hostIP",
+                  "127.0.0.1", "hostIPs", "ip", "127.0.0.1", "podIP", p->ip, "podIPs", "ip", p->ip,
+                  "startTime", stamp(p->started_wall_ns), "qosClass", "Burstable");
     put_text(s, "reason", p->end_reason);
     put_text(s, "message", p->end_message);
     json_object_set_new(s, "conditions", conditions(p, now_phase));
@@ -225,8 +230,8 @@ static void patched(const struct kube_result *r, void *ctx)
     }
     json_decref(was);
     if (r->status != 404)
-        log_warn("pod status not written; trying again", LS("pod", p->name), LI("status", r->status),
-                 LS("error", r->err.msg));
+        log_warn("pod status not written; trying again", LS("pod", p->name),
+                 LI("status", r->status), LS("error", r->err.msg));
     p->status_retry_ns = clock_mono_ns() + NS_PER_S;
     kpod_poke_in(p, 1001);
 }

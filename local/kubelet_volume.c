@@ -47,15 +47,13 @@ static void refs_of_container(struct kpod *p, const json_t *spec, ref_fn fn)
     size_t i;
     json_t *item;
     const char *name;
-    json_array_foreach(json_at(spec, "env"), i, item)
-    {
+    json_array_foreach (json_at(spec, "env"), i, item) {
         if ((name = json_str_at(item, "valueFrom.secretKeyRef.name", NULL)))
             fn(p, "secret", name);
         if ((name = json_str_at(item, "valueFrom.configMapKeyRef.name", NULL)))
             fn(p, "configmap", name);
     }
-    json_array_foreach(json_at(spec, "envFrom"), i, item)
-    {
+    json_array_foreach (json_at(spec, "envFrom"), i, item) {
         if ((name = json_str_at(item, "secretRef.name", NULL)))
             fn(p, "secret", name);
         if ((name = json_str_at(item, "configMapRef.name", NULL)))
@@ -70,14 +68,12 @@ void kvol_each_ref(struct kpod *p, ref_fn fn)
     const char *name;
     for (i = 0; i < p->n_ctrs; i++)
         refs_of_container(p, p->ctrs[i]->spec, fn);
-    json_array_foreach(json_at(p->obj, "spec.volumes"), i, v)
-    {
+    json_array_foreach (json_at(p->obj, "spec.volumes"), i, v) {
         if ((name = json_str_at(v, "secret.secretName", NULL)))
             fn(p, "secret", name);
         if ((name = json_str_at(v, "configMap.name", NULL)))
             fn(p, "configmap", name);
-        json_array_foreach(json_at(v, "projected.sources"), j, source)
-        {
+        json_array_foreach (json_at(v, "projected.sources"), j, source) {
             if ((name = json_str_at(source, "secret.name", NULL)))
                 fn(p, "secret", name);
             if ((name = json_str_at(source, "configMap.name", NULL)))
@@ -131,18 +127,17 @@ static int put_object(struct kpod *p, const char *dir, const char *kind, const c
     json_t *item, *value;
     const char *key;
     int r = 0;
-    json_array_foreach(items, i, item)
-    {
+    json_array_foreach (items, i, item) {
         mode_t m = (mode_t)(json_int_at(item, "mode", mode) & 0777);
-        r = put_entry(dir, json_str_at(item, "path", ""), o, json_str_at(item, "key", ""), kind, m, e);
+        r = put_entry(dir, json_str_at(item, "path", ""), o, json_str_at(item, "key", ""), kind, m,
+                      e);
         if (r && !optional)
             return r;
     }
     if (items)
         return 0;
     for (i = 0; i < 2; i++) {
-        json_object_foreach(json_object_get(o, i ? "binaryData" : "data"), key, value)
-        {
+        json_object_foreach (json_object_get(o, i ? "binaryData" : "data"), key, value) {
             if ((r = put_entry(dir, key, o, key, kind, mode, e)))
                 return r;
         }
@@ -154,8 +149,7 @@ static int put_downward(struct kpod *p, const char *dir, const json_t *items, st
 {
     size_t i;
     json_t *item;
-    json_array_foreach(items, i, item)
-    {
+    json_array_foreach (items, i, item) {
         const char *field = json_str_at(item, "fieldRef.fieldPath", "");
         bool labels = strcmp(field, "metadata.labels") == 0;
         CLEANUP(free_charp) char *text = NULL;
@@ -165,8 +159,7 @@ static int put_downward(struct kpod *p, const char *dir, const json_t *items, st
             const char *key;
             json_t *v;
             int r = buf_cstr(&b, "");
-            json_object_foreach(json_at(p->obj, field), key, v)
-            {
+            json_object_foreach (json_at(p->obj, field), key, v) {
                 if (!r && !(r = buf_printf(&b, "%s=", key)) &&
                     !(r = buf_json_str(&b, str_c(json_string_value(v)))))
                     r = buf_cstr(&b, "\n");
@@ -189,8 +182,7 @@ static int put_projected(struct kpod *p, const char *dir, const json_t *sources,
     size_t i;
     json_t *s, *o;
     int r = 0;
-    json_array_foreach(sources, i, s)
-    {
+    json_array_foreach (sources, i, s) {
         if ((o = json_object_get(s, "secret")))
             r = put_object(p, dir, "secret", json_str_at(o, "name", ""), o, e);
         else if ((o = json_object_get(s, "configMap")))
@@ -211,7 +203,8 @@ static const char *below(const char *path, const char *root)
     return strncmp(path, root, n) == 0 && (path[n] == 0 || path[n] == '/') ? path + n : NULL;
 }
 
-/* Where a volume's files are. hostPath: three well-known folders are this instance's own, the rest is taken as given. */
+/* Where a volume's files are. hostPath: three well-known folders are this instance's own, the rest
+ * is taken as given. */
 static char *volume_dir(struct kpod *p, const json_t *v)
 {
     const char *host = json_str_at(v, "hostPath.path", NULL);
@@ -264,7 +257,8 @@ static int setup_one(struct kpod *p, const json_t *v, struct err *e)
         return put_projected(p, dir, json_object_get(s, "sources"), e);
     if (json_object_get(v, "emptyDir"))
         return 0;
-    return err_set(e, ENOTSUP, "the volume %s is of a type that Baton's process mode doesn't have (it has "
+    return err_set(e, ENOTSUP,
+                   "the volume %s is of a type that Baton's process mode doesn't have (it has "
                    "emptyDir, hostPath, secret, configMap, downwardAPI and projected)",
                    json_str_at(v, "name", ""));
 }
@@ -273,8 +267,7 @@ int kvol_setup(struct kpod *p, struct err *e)
 {
     size_t i;
     json_t *v;
-    json_array_foreach(json_at(p->obj, "spec.volumes"), i, v)
-    {
+    json_array_foreach (json_at(p->obj, "spec.volumes"), i, v) {
         int r = setup_one(p, v, e);
         if (r)
             return err_wrap(e, "volume \"%s\"", json_str_at(v, "name", ""));
@@ -286,8 +279,7 @@ static const json_t *volume_named(struct kpod *p, const char *name)
 {
     size_t i;
     json_t *v;
-    json_array_foreach(json_at(p->obj, "spec.volumes"), i, v)
-    {
+    json_array_foreach (json_at(p->obj, "spec.volumes"), i, v) {
         if (strcmp(json_str_at(v, "name", ""), name) == 0)
             return v;
     }
@@ -298,8 +290,7 @@ char *kvol_map(struct kctr *c, const char *path)
 {
     size_t i, best_n = 0;
     json_t *m, *best = NULL;
-    json_array_foreach(json_at(c->spec, "volumeMounts"), i, m)
-    {
+    json_array_foreach (json_at(c->spec, "volumeMounts"), i, m) {
         const char *mount = json_str_at(m, "mountPath", "");
         size_t n = strlen(mount);
         while (n > 1 && mount[n - 1] == '/')
@@ -319,6 +310,7 @@ char *kvol_map(struct kctr *c, const char *path)
 
 void kvol_teardown(struct kpod *p)
 {
-    CLEANUP(free_charp) char *memory = xasprintf("/dev/shm/baton-%s/pods/%s", p->k->instance, p->uid);
+    CLEANUP(free_charp)
+    char *memory = xasprintf("/dev/shm/baton-%s/pods/%s", p->k->instance, p->uid);
     dir_remove(memory);
 }

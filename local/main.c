@@ -1,5 +1,6 @@
-/* baton-local: a Kubernetes API server and a kubelet in one process, for one machine. Also the small programs that live beside
- * it: `shim` (between the kubelet and a container), `supervise` and `cleanup` (`baton up` and `baton down`). */
+/* baton-local: a Kubernetes API server and a kubelet in one process, for one machine. Also the
+ * small programs that live beside it: `shim` (between the kubelet and a container), `supervise` and
+ * `cleanup` (`baton up` and `baton down`). */
 #include "lib/base/conf.h"
 #include "lib/base/log.h"
 #include "local/kubelet.h"
@@ -25,11 +26,14 @@ static const struct conf_opt table[] = {
      "data folder: objects, keys, pods and their logs", "DIR"},
     {"--port", NULL, CONF_U64, CONF(struct options, port), "0", 0, 65535,
      "port of the API (0: the last one used, else any that is free)", "PORT"},
-    {"--host", NULL, CONF_STR, CONF(struct options, host), "127.0.0.1", 0, 0, "address of the API", "IP"},
+    {"--host", NULL, CONF_STR, CONF(struct options, host), "127.0.0.1", 0, 0, "address of the API",
+     "IP"},
     {"--kubeconfig", NULL, CONF_STR, CONF(struct options, kubeconfig), "", 0, 0,
      "kubeconfig file to write for kubectl (default: <data>/kubeconfig)", "FILE"},
-    {"--no-kubelet", NULL, CONF_BOOL, CONF(struct options, no_kubelet), NULL, 0, 0, "serve the API alone", NULL},
-    {"--node", NULL, CONF_STR, CONF(struct options, node), "local", 0, 0, "name of the Node", "NAME"},
+    {"--no-kubelet", NULL, CONF_BOOL, CONF(struct options, no_kubelet), NULL, 0, 0,
+     "serve the API alone", NULL},
+    {"--node", NULL, CONF_STR, CONF(struct options, node), "local", 0, 0, "name of the Node",
+     "NAME"},
     {"--models-dir", NULL, CONF_STR, CONF(struct options, models_dir), "", 0, 0,
      "folder behind /var/lib/baton/models (default: ~/.cache/baton/models)", "DIR"},
     {"--bin-dir", NULL, CONF_STR, CONF(struct options, bin_dir), "", 0, 0,
@@ -38,18 +42,18 @@ static const struct conf_opt table[] = {
      "longest grace that containers get when this process is told to end", "SECONDS"},
     {"--backoff-ms", NULL, CONF_U64, CONF(struct options, backoff_ms), "1000", 1, 300000,
      "delay before the second restart of a container; doubles up to 5 minutes", "MS"},
-    {"--log-bytes", NULL, CONF_BYTES, CONF(struct options, log_bytes), "10Mi", 4096, 1099511627776.0,
-     "size at which a container's log is rotated", "BYTES"},
+    {"--log-bytes", NULL, CONF_BYTES, CONF(struct options, log_bytes), "10Mi", 4096,
+     1099511627776.0, "size at which a container's log is rotated", "BYTES"},
     {"--log-format", "BATON_LOG_FORMAT", CONF_STR, CONF(struct options, log_format), "json", 0, 0,
      "json or text", "FORMAT"},
     {"--log-level", "BATON_LOG_LEVEL", CONF_STR, CONF(struct options, log_level), "info", 0, 0,
      "error, warn, info or debug", "LEVEL"},
     {0}};
 
-static const struct conf_prog prog = {
-    "baton-local",
-    "A Kubernetes API server and a kubelet that runs pods as processes, for one machine. `baton up` starts it.",
-    "[serve] --data DIR [options] | supervise | cleanup", table};
+static const struct conf_prog prog = {"baton-local",
+                                      "A Kubernetes API server and a kubelet that runs pods as "
+                                      "processes, for one machine. `baton up` starts it.",
+                                      "[serve] --data DIR [options] | supervise | cleanup", table};
 
 struct local {
     struct options opt;
@@ -60,10 +64,12 @@ struct local {
     bool ending;
 };
 
-/* Baton's parts have users of their own: who wrote what is then seen in managedFields and can be ruled by policy. */
+/* Baton's parts have users of their own: who wrote what is then seen in managedFields and can be
+ * ruled by policy. */
 static int write_kubeconfigs(struct local *l, struct err *e)
 {
-    static const char *const users[] = {"baton-kubelet", "baton-controller", "baton-router", "baton-agent"};
+    static const char *const users[] = {"baton-kubelet", "baton-controller", "baton-router",
+                                        "baton-agent"};
     CLEANUP(free_charp) char *dir = xasprintf("%s/kubeconfigs", l->opt.data);
     int r = dir_make(dir, 0700, e);
     for (size_t i = 0; !r && i < sizeof users / sizeof *users; i++) {
@@ -76,8 +82,12 @@ static int write_kubeconfigs(struct local *l, struct err *e)
 static int start(struct local *l, struct err *e)
 {
     CLEANUP(free_charp)
-    char *admin = *l->opt.kubeconfig ? xstrdup(l->opt.kubeconfig) : xasprintf("%s/kubeconfig", l->opt.data);
-    struct server_config sc = {.loop = &l->loop, .data_dir = l->opt.data, .kubeconfig = admin, .host = l->opt.host,
+    char *admin =
+        *l->opt.kubeconfig ? xstrdup(l->opt.kubeconfig) : xasprintf("%s/kubeconfig", l->opt.data);
+    struct server_config sc = {.loop = &l->loop,
+                               .data_dir = l->opt.data,
+                               .kubeconfig = admin,
+                               .host = l->opt.host,
                                .port = (uint16_t)l->opt.port};
     int r = server_start(&sc, &l->server, e);
     if (r || (r = write_kubeconfigs(l, e)) || l->opt.no_kubelet)

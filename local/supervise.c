@@ -19,7 +19,7 @@
 
 #define BACKOFF_MIN_MS 100
 #define BACKOFF_MAX_MS 5000
-#define HEALTHY_NS (10 * NS_PER_S)
+#define HEALTHY_NS     (10 * NS_PER_S)
 
 struct supervise_options {
     const char *data;
@@ -27,16 +27,18 @@ struct supervise_options {
 };
 
 static const struct conf_opt options[] = {
-    {"--data", NULL, CONF_STR, CONF(struct supervise_options, data), "", 0, 0, "data folder", "DIR"},
+    {"--data", NULL, CONF_STR, CONF(struct supervise_options, data), "", 0, 0, "data folder",
+     "DIR"},
     {"--grace", NULL, CONF_U64, CONF(struct supervise_options, grace_s), "15", 0, 86400,
      "longest that ending may take before processes are killed", "SECONDS"},
     {0}};
-static const struct conf_prog prog = {"baton-local supervise",
-                                      "Runs baton-local and runs it again when it dies; `baton up` starts this.",
-                                      "--data DIR [--grace SECONDS] -- ARGS…", options};
-static const struct conf_prog cleanup_prog = {"baton-local cleanup",
-                                              "Ends what is left of a data folder's processes; `baton down` uses it.",
-                                              "--data DIR", options};
+static const struct conf_prog prog = {
+    "baton-local supervise",
+    "Runs baton-local and runs it again when it dies; `baton up` starts this.",
+    "--data DIR [--grace SECONDS] -- ARGS…", options};
+static const struct conf_prog cleanup_prog = {
+    "baton-local cleanup", "Ends what is left of a data folder's processes; `baton down` uses it.",
+    "--data DIR", options};
 
 struct supervisor {
     struct supervise_options opt;
@@ -168,7 +170,8 @@ static char **child_args(int argc, char **argv, int first)
     return v;
 }
 
-static int parse(const struct conf_prog *p, int argc, char **argv, struct supervise_options *opt, int *first)
+static int parse(const struct conf_prog *p, int argc, char **argv, struct supervise_options *opt,
+                 int *first)
 {
     struct err e = {0};
     int r = conf_parse(p, argc, argv, opt, first, &e);

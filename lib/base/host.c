@@ -23,8 +23,9 @@ static bool read_numbers(const char *path, uint64_t *a, uint64_t *b)
     return true;
 }
 
-/* Calls fn with the folder of each cgroup of this process for a controller, from its own up to the root. In a container
- * /proc/self/cgroup may name a path that is not visible: the root of the mount is then the one that counts. */
+/* Calls fn with the folder of each cgroup of this process for a controller, from its own up to the
+ * root. In a container /proc/self/cgroup may name a path that is not visible: the root of the mount
+ * is then the one that counts. */
 static void each_cgroup(const char *controller, const char *mount,
                         void (*fn)(const char *dir, void *ctx), void *ctx)
 {
@@ -77,7 +78,8 @@ static void cpu_v2(const char *dir, void *ctx)
 uint64_t host_milli_cpus(void)
 {
     cpu_set_t set;
-    long n = sched_getaffinity(0, sizeof set, &set) ? sysconf(_SC_NPROCESSORS_ONLN) : CPU_COUNT(&set);
+    long n =
+        sched_getaffinity(0, sizeof set, &set) ? sysconf(_SC_NPROCESSORS_ONLN) : CPU_COUNT(&set);
     uint64_t milli = n > 0 ? (uint64_t)n * 1000 : 1000;
     each_cgroup("cpu", "/sys/fs/cgroup/cpu", cpu_v1, &milli);
     each_cgroup("cpu,cpuacct", "/sys/fs/cgroup/cpu,cpuacct", cpu_v1, &milli);
