@@ -290,7 +290,6 @@ static void set_head(struct exchange *x)
 static void start_stream(struct exchange *x)
 {
     x->streaming = true;
-    x->first_byte_ns = clock_mono_ns();
     set_head(x);
     httpd_set_header(x->req, "cache-control", "no-cache");
     httpd_set_header(x->req, "x-accel-buffering", "no");

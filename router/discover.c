@@ -28,7 +28,7 @@ static void sync_secret(struct discover *s, struct deployment *d)
     snprintf(name, sizeof name, "%.255s-peer", d->infd);
     const struct kube_secret *secret =
         s->secrets ? kube_cache_get(s->secrets, d->namespace, name) : NULL;
-    fleet_set_secret(s->r->fleet, d, secret ? secret->secret : NULL);
+    deployment_set_secret(d, secret ? secret->secret : NULL);
 }
 
 static void sync_pod(struct discover *s, const struct kube_pod *pod)
@@ -114,7 +114,7 @@ static void on_secret(const void *old, const void *now, void *ctx)
     CLEANUP(free_charp) char *infd = str_dup((struct str){name, n - 5});
     struct deployment *d = fleet_find(s->r->fleet, secret->meta.namespace, infd);
     if (d)
-        fleet_set_secret(s->r->fleet, d, now ? secret->secret : NULL);
+        deployment_set_secret(d, now ? secret->secret : NULL);
 }
 
 static int start_cache(struct discover *s, const struct kube_kind *kind, const char *label,

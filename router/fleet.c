@@ -22,12 +22,6 @@ struct fleet *fleet_new(const struct fleet_config *c)
     return f;
 }
 
-void fleet_changed(struct fleet *f)
-{
-    if (f->c.on_change)
-        f->c.on_change(f->c.ctx);
-}
-
 struct deployment *deployment_ref(struct deployment *d)
 {
     d->refs++;
@@ -130,7 +124,6 @@ static void on_model(struct model *m, const struct err *e, void *ctx)
             set_costs(d, &d->state[i]);
         log_info("model ready", LS("model", d->model_name), LS("infd", d->infd),
                  LS("tokenizer", tokenizer_describe(m->tokenizer)), LI("context", m->max_context));
-        fleet_changed(d->fleet);
     } else {
         unsigned wait_s = 1u << (d->load_failures < 6 ? d->load_failures : 6);
         d->load_failures++;
@@ -138,7 +131,6 @@ static void on_model(struct model *m, const struct err *e, void *ctx)
             clock_mono_ns() + (wait_s < LOAD_RETRY_MAX_S ? wait_s : LOAD_RETRY_MAX_S) * NS_PER_S;
         snprintf(d->model_error, sizeof d->model_error, "%s", e->msg);
         log_warn("model not readable", LS("model", d->model_name), LERR(e));
-        fleet_changed(d->fleet);
     }
     deployment_unref(d);
 }
@@ -196,12 +188,10 @@ struct deployment *fleet_deployment(struct fleet *f, const struct deployment_spe
         d->load_again_ns = 0;
         start_load(f, d);
     }
-    if (renamed || space)
-        fleet_changed(f);
     return d;
 }
 
-void fleet_set_secret(struct fleet *f, struct deployment *d, const char *secret)
+void deployment_set_secret(struct deployment *d, const char *secret)
 {
     if (d->secret && secret && strcmp(d->secret, secret) == 0)
         return;
@@ -210,7 +200,6 @@ void fleet_set_secret(struct fleet *f, struct deployment *d, const char *secret)
     for (size_t i = 0; i < d->n_workers; i++)
         if (d->worker[i])
             d->worker[i]->next_try_ns = 0;
-    fleet_changed(f);
 }
 
 void fleet_remove_deployment(struct fleet *f, struct deployment *d)
@@ -224,7 +213,6 @@ void fleet_remove_deployment(struct fleet *f, struct deployment *d)
             break;
         }
     d->removed = true;
-    fleet_changed(f);
     deployment_unref(d);
 }
 

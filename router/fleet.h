@@ -77,7 +77,6 @@ struct worker {
     bool complete;              /* all names of the first dump are in */
     struct wire_heartbeat last; /* its pointers are not valid */
     uint64_t last_prompt_tokens, last_generated_tokens;
-    uint64_t born_ns;          /* when this incarnation was first heard of */
     char label[160];           /* "name:incarnation", for answers' headers */
     char address[80];          /* "host:port" */
     char incarnation_line[48]; /* request header that names it */
@@ -89,8 +88,6 @@ struct fleet_config {
     uv_loop_t *loop;
     struct conn_pool *pool;
     size_t index_names; /* a deployment */
-    /* Something became pickable (a role, readiness, a loaded model), or a deployment changed. */
-    void (*on_change)(void *ctx);
     /* An incarnation is gone: its requests will not be answered. */
     void (*on_down)(struct deployment *d, uint64_t incarnation, void *ctx);
     void *ctx;
@@ -103,7 +100,7 @@ void fleet_tick(struct fleet *f, uint64_t now_ns);
 
 /* Adds or updates, by (namespace, infd). */
 struct deployment *fleet_deployment(struct fleet *f, const struct deployment_spec *s);
-void fleet_set_secret(struct fleet *f, struct deployment *d, const char *secret);
+void deployment_set_secret(struct deployment *d, const char *secret); /* NULL: none */
 void fleet_remove_deployment(struct fleet *f, struct deployment *d);
 struct deployment *fleet_find(const struct fleet *f, const char *namespace, const char *infd);
 struct deployment *fleet_by_model(const struct fleet *f, struct str model_name);

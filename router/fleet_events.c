@@ -7,8 +7,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#define RETRY_MIN_MS 20
-#define RETRY_MAX_MS 1000
+#define RETRY_MIN_MS 20u
+#define RETRY_MAX_MS 1000u
 
 _Static_assert(sizeof(struct block_name) == sizeof(struct block_name_bytes), "one name, two types");
 
@@ -83,11 +83,10 @@ static void learn(struct worker *w, const struct wire_heartbeat *h)
     w->last_generated_tokens = h->load.generated_tokens_total;
 }
 
-static void new_incarnation(struct worker *w, const struct wire_heartbeat *h, uint64_t now_ns)
+static void new_incarnation(struct worker *w, const struct wire_heartbeat *h)
 {
     struct route_worker *s = &w->d->state[w->slot];
     s->incarnation = h->incarnation;
-    w->born_ns = now_ns;
     snprintf(w->label, sizeof w->label, "%.128s:%016llx", w->name,
              (unsigned long long)h->incarnation);
     snprintf(w->incarnation_line, sizeof w->incarnation_line, "x-baton-incarnation: %016llx\r\n",
@@ -107,7 +106,7 @@ static int accept_heartbeat(struct worker *w, const struct wire_heartbeat *h, ui
     if (first && !(h->flags & WIRE_HB_RESET))
         return -EBADMSG;
     if (first)
-        new_incarnation(w, h, now_ns);
+        new_incarnation(w, h);
     else if (h->incarnation != s->incarnation || h->seq != w->seq + 1)
         return -ESTALE;
     w->seq = h->seq;
@@ -115,15 +114,11 @@ static int accept_heartbeat(struct worker *w, const struct wire_heartbeat *h, ui
         w->complete = true;
     index_remove(w->d->index, w->slot, (const struct block_name *)h->removed, h->n_removed);
     index_add(w->d->index, w->slot, (const struct block_name *)h->added, h->n_added);
-    uint32_t watched = WIRE_HB_READY | WIRE_HB_DRAINING;
-    bool changed = first || h->role != w->last.role || (h->flags ^ w->last.flags) & watched;
     learn(w, h);
     w->last = *h;
     s->heard_ns = now_ns;
     ledger_reported(w, now_ns);
     worker_update_state(w);
-    if (changed)
-        fleet_changed(w->d->fleet);
     return 0;
 }
 

@@ -7,5 +7,4 @@ struct fleet {
     struct deployment *first;
 };
 
-void fleet_changed(struct fleet *f);
 void worker_update_state(struct worker *w); /* route_worker from the last heartbeat and the pod */

@@ -87,7 +87,7 @@ struct job {
     unsigned retries;
     unsigned stale_repeats, picks_failed;
     bool arrived, error_seen, error_repeatable, unwanted;
-    uint64_t retry_at_ns, wait_since_ns, sent_ns, first_token_ns, last_token_ns, decode_lost_ns;
+    uint64_t retry_at_ns, wait_since_ns, first_token_ns, last_token_ns, decode_lost_ns;
     uint64_t avoid[JOB_AVOID]; /* incarnations that failed this job */
     unsigned n_avoid;
     uint64_t prefill_incarnation, decode_incarnation;
@@ -125,7 +125,6 @@ struct exchange {
     uint64_t prompt_tokens;
     struct buf out;                           /* chunks being put together */
     char prefill_name[160], decode_name[160]; /* as worker.label */
-    uint64_t first_byte_ns;
     bool counted;
 };
 

@@ -131,7 +131,6 @@ static void send_to(struct job *j, struct worker *p, struct worker *d, uint64_t 
     rq.port = d->port;
     rq.ctx = j;
     j->state = JOB_SENT;
-    j->sent_ns = now_ns;
     j->decode_lost_ns = 0;
     reserve(j, p, d, now_ns);
     predict(j, p ? p : d);

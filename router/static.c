@@ -56,7 +56,7 @@ static int add_model(struct router *r, const json_t *o, struct err *e)
     struct deployment *d = fleet_deployment(r->fleet, &s);
     const char *secret = json_str_at(o, "secret", NULL);
     if (secret)
-        fleet_set_secret(r->fleet, d, secret);
+        deployment_set_secret(d, secret);
     size_t i;
     json_t *w;
     json_array_foreach (json_at(o, "workers"), i, w) {

@@ -132,14 +132,14 @@ def test_kill_9_of_decode_in_mid_stream_continues_exactly(fleet, params):
 
 def test_kill_9_of_prefill_answers_by_the_other_one(fleet):
     f = fleet(prefill=2, decode=1, policy="always")
-    prompt = "alpha beta gamma " * 150
+    prompt = "alpha beta gamma " * 80
     expected = f.complete(prompt + "!", max_tokens=8, temperature=0)[2]["choices"][0]["text"]
     out = {}
 
     def run():
         out["r"] = f.complete(prompt + "!", max_tokens=8, temperature=0)
     # another prompt, so that nothing of it is cached
-    prompt = "gamma beta alpha " * 150
+    prompt = "gamma beta alpha " * 80
     t = threading.Thread(target=run)
     t.start()
     busy = wait_for(lambda: [w for w in f.workers.values() if w.role == "prefill" and w.state()["orders"]], 20,
