@@ -55,9 +55,15 @@ void gc_note_written(struct server *s, struct obj *o)
         note(s, WORK_CHECK_OWNERS, o->uid, o->name);
 }
 
+/* Owners that wait for this dependent in the foreground may go on. */
 void gc_note_removed(struct server *s, struct obj *o)
 {
+    size_t i;
+    json_t *ref;
     note(s, WORK_OWNER_GONE, o->uid, o->name);
+    if (o->has_owners)
+        json_array_foreach(json_at(o->doc, "metadata.ownerReferences"), i, ref)
+            note(s, WORK_FOREGROUND, json_str_at(ref, "uid", ""), "");
 }
 
 void gc_note_namespace(struct server *s, const char *name)
@@ -228,17 +234,6 @@ static void foreground(struct server *s, const char *uid)
         remove_finalizer(s, o, "foregroundDeletion");
 }
 
-/* A dependent went: its owners that wait in the foreground may go on. */
-static void recheck_foreground(struct server *s)
-{
-    for (struct bucket *b = store_bucket_next(s->store, NULL); b; b = store_bucket_next(s->store, b))
-        for (size_t i = 0; i < bucket_count(b); i++) {
-            struct obj *o = bucket_at(b, i);
-            if (json_at(o->doc, "metadata.deletionTimestamp"))
-                gc_note_foreground(s, o);
-        }
-}
-
 /* ---- namespaces ---- */
 
 static void put_new(struct server *s, const char *plural, json_t *doc)
@@ -280,7 +275,6 @@ static void do_work(struct server *s, const struct work *w)
     switch (w->kind) {
     case WORK_OWNER_GONE:
         each_dependent(s, w->uid, owner_gone, NULL);
-        recheck_foreground(s);
         break;
     case WORK_CHECK_OWNERS:
         o = store_by_uid(s->store, w->uid);
