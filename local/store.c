@@ -39,6 +39,7 @@ struct store {
     struct uid_entry *uids;
     uint64_t rv, committed_rv, compacted;
     bool in_tx;
+    bool broken; /* a write failed half-way: the transaction must not be committed */
     struct event *window; /* events[first..first+count), then `pending` uncommitted ones */
     size_t count, pending, cap;
 };
@@ -367,6 +368,7 @@ struct obj *store_put(struct store *s, struct bucket *b, json_t *doc, struct err
     struct event ev = {.rv = rv, .type = old ? EVENT_MODIFIED : EVENT_ADDED, .bucket = b, .obj = o,
                        .prev = old};
     if (db_begin(s, e) || db_write_object(s, o, e) || db_write_event(s, &ev, e)) {
+        s->broken = s->in_tx;
         obj_unref(o);
         return NULL;
     }
@@ -390,6 +392,7 @@ int store_remove(struct store *s, struct obj *o, struct err *e)
     if (!rc)
         rc = db_write_event(s, &ev, e);
     if (rc) {
+        s->broken = s->in_tx;
         obj_unref(last);
         return rc;
     }
@@ -409,7 +412,7 @@ bool store_dirty(const struct store *s)
 static void roll_back(struct store *s)
 {
     sqlite3_exec(s->db, "ROLLBACK", NULL, NULL, NULL);
-    s->in_tx = false;
+    s->in_tx = s->broken = false;
     while (s->pending) {
         struct event *ev = &s->window[s->count + --s->pending];
         obj_unref(bucket_swap(s, ev->bucket, ev->obj->key, ev->prev));
@@ -434,7 +437,7 @@ int store_commit(struct store *s, struct err *e)
 {
     if (!s->in_tx)
         return 0;
-    int rc = prune(s, e);
+    int rc = s->broken ? err_set(e, EIO, "%s: a write failed", s->c.path) : prune(s, e);
     if (!rc)
         rc = db_exec(s, "COMMIT", e);
     if (rc) {
