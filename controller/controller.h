@@ -88,8 +88,14 @@ json_t *object_conditions(const struct rec_condition *c, size_t n);
 
 /* execute.c */
 void execute_work(struct queue *q, const char *key, void *ctx); /* the queue's work function */
+
+/* expected.c */
+#define EXPECTED_NS (60ull * 1000000000) /* what was not seen by then never will be */
+void expected_add_created(struct ctl *c, const json_t *pod);
+void expected_add_deleted(struct ctl *c, const char *uid);
 bool expected_deleted(const struct ctl *c, const char *uid);
 void expected_seen(struct ctl *c, const struct kube_pod *old, const struct kube_pod *now);
+void expected_prune(struct ctl *c);
 void expected_free(struct ctl *c);
 
 /* load.c */

@@ -10,7 +10,6 @@
 #include <stdlib.h>
 
 #define ARENA_MAX (64u << 20)
-#define EXPECT_NS (60 * NS_PER_S)
 
 struct turn {
     struct ctl *ctl;
@@ -25,80 +24,6 @@ static struct metric *counter(const char *name, const char *help, const char *la
                               const char *value)
 {
     return metric_series(metric_family(METRIC_COUNTER, name, help, label, NULL, 0), value);
-}
-
-/* ---- what the caches do not show yet ---- */
-
-static void expect(struct ctl *c, const char *uid, struct kube_pod *created)
-{
-    struct expected *x = xcalloc(1, sizeof *x);
-    *x = (struct expected){.next = c->expected,
-                           .uid = xstrdup(uid),
-                           .created = created,
-                           .until_ns = clock_mono_ns() + EXPECT_NS};
-    c->expected = x;
-}
-
-static void expected_drop(struct expected **at)
-{
-    struct expected *x = *at;
-    *at = x->next;
-    free(x->uid);
-    free(x->created);
-    free(x);
-}
-
-bool expected_deleted(const struct ctl *c, const char *uid)
-{
-    for (const struct expected *x = c->expected; x; x = x->next)
-        if (!x->created && uid && strcmp(x->uid, uid) == 0)
-            return true;
-    return false;
-}
-
-/* A created pod is known once the cache has had it; a deleted one once the cache shows it
- * terminating or gone. */
-void expected_seen(struct ctl *c, const struct kube_pod *old, const struct kube_pod *now)
-{
-    const struct kube_pod *p = now ? now : old;
-    uint64_t t = clock_mono_ns();
-    for (struct expected **at = &c->expected; *at;) {
-        bool same = p->meta.uid && strcmp((*at)->uid, p->meta.uid) == 0;
-        if ((same && ((*at)->created || !now || now->meta.deleted_ns)) || t > (*at)->until_ns)
-            expected_drop(at);
-        else
-            at = &(*at)->next;
-    }
-}
-
-/* What was never seen (made and gone between two lists) must not count for ever. */
-static void expected_prune(struct ctl *c)
-{
-    uint64_t now = clock_mono_ns();
-    for (struct expected **at = &c->expected; *at;) {
-        if (now > (*at)->until_ns)
-            expected_drop(at);
-        else
-            at = &(*at)->next;
-    }
-}
-
-void expected_free(struct ctl *c)
-{
-    while (c->expected)
-        expected_drop(&c->expected);
-}
-
-static void expect_created(struct ctl *c, const json_t *object)
-{
-    const char *ns = json_str_at(object, "metadata.namespace", ""),
-               *name = json_str_at(object, "metadata.name", "");
-    const struct kube_pod *seen = kube_cache_get(c->pods, ns, name);
-    struct kube_pod *p = view_decode(&kube_pod_view, object, NULL);
-    if (p && p->meta.uid && !(seen && seen->meta.uid && strcmp(seen->meta.uid, p->meta.uid) == 0))
-        expect(c, p->meta.uid, p);
-    else
-        free(p);
 }
 
 /* ---- from actions to requests ---- */
@@ -245,7 +170,7 @@ static void turn_end(struct turn *t, bool ok)
         if (t->requeue_ms)
             queue_add_after(c->queue, t->key, t->requeue_ms);
         if (c->expected)
-            queue_add_after(c->queue, t->key, EXPECT_NS / NS_PER_MS + 1000);
+            queue_add_after(c->queue, t->key, EXPECTED_NS / NS_PER_MS + 1000);
         queue_done(c->queue, t->key);
     } else {
         queue_retry(c->queue, t->key);
@@ -322,9 +247,9 @@ static void on_done(const struct kube_result *r, void *ctx)
         return;
     }
     if (s->kind == REC_CREATE_POD)
-        expect_created(t->ctl, r->object);
+        expected_add_created(t->ctl, r->object);
     if (s->kind == REC_DELETE_POD && s->uid && !r->err.code)
-        expect(t->ctl, s->uid, NULL);
+        expected_add_deleted(t->ctl, s->uid);
     tell(t, s);
     t->at++;
     next(t);
