@@ -36,7 +36,7 @@ test: setup-test ## every test, with all set-up; ends with `N passed, N failed`
 	@echo "building the parsers' tests under AddressSanitizer and UBSan …"
 	@$(SUBMAKE) SAN=asan asan-tests
 	@tools/run-tests --log build/test \
-	  "run:include direction:tools/check-includes" "run:sizes:tools/check-size" "run:format:tools/format --check" \
+	  "run:include direction:tools/check-includes" "run:sizes:tools/check-size" "run:format:tools/format --check" "run:resource reference:tools/crd-docs --check" \
 	  "unit:unit:$(UNIT_TESTS)" \
 	  "unit:asan+ubsan:$(ASAN_TESTS)" \
 	  $(foreach d,$(PY_SUITES),"pytest:$(patsubst tests/%/,%,$(d)):$(d)") \
@@ -54,6 +54,12 @@ e2e: setup-test ## the end-to-end suites alone
 chaos: setup-test ## kill -9 of every program, 20 random moments each; writes docs/reports/chaos.md
 	@$(SUBMAKE) build
 	@BATON_CHAOS_KILLS=20 tools/report chaos "$(CACHE)/venv/bin/python -m pytest -q -s -p no:cacheprovider e2e/test_chaos.py"
+
+bench: setup ## engine beside llama.cpp, router beside haproxy and vllm-router, KV push beside memcpy; writes docs/reports/bench.md
+	@tools/setup test-packages python gemma bench
+	@$(SUBMAKE) build bench-build
+	@tools/report bench "$(BUILD)/bench/xfer && bench/router.py && \
+	  $(CACHE)/bench/llama/bin/python tools/bench-engine.py $(BUILD)/bin/bench-engine $(CACHE)/models/*.gguf"
 
 FUZZ_SECONDS ?= 20
 fuzz: ## each parser's fuzzer for FUZZ_SECONDS (20) under ASan and UBSan; corpora in build/fuzz/corpus
