@@ -10,7 +10,8 @@
 
 #define MAX_FILE ((size_t)4 << 20)
 
-/* Names from files go into tables and into the comments of YAML: one line, whatever the file says. */
+/* Names from files go into tables and into the comments of YAML: one line, whatever the file says.
+ */
 static void one_line(char *name)
 {
     for (; *name; name++)
@@ -69,22 +70,28 @@ static uint32_t u32(const json_t *j, const char *key, uint32_t dflt)
     return v < 0 || v > UINT32_MAX ? dflt : (uint32_t)v;
 }
 
-/* Attention, feed-forward (dense or experts), embedding: what the architecture of config.json implies. */
+/* Attention, feed-forward (dense or experts), embedding: what the architecture of config.json
+ * implies. */
 static void count_config(const json_t *j, struct model_profile *m)
 {
-    double d = m->d_model, ff = u32(j, "intermediate_size", 4 * m->d_model), kv = (double)m->kv_heads * m->head_dim;
+    double d = m->d_model, ff = u32(j, "intermediate_size", 4 * m->d_model),
+           kv = (double)m->kv_heads * m->head_dim;
     double attention = d * m->heads * m->head_dim * 2 + d * kv * 2;
     if (m->mla_rank) {
-        double q_rank = u32(j, "q_lora_rank", 0), nope = u32(j, "qk_nope_head_dim", m->head_dim), v = u32(j, "v_head_dim", m->head_dim);
+        double q_rank = u32(j, "q_lora_rank", 0), nope = u32(j, "qk_nope_head_dim", m->head_dim),
+               v = u32(j, "v_head_dim", m->head_dim);
         double q_out = m->heads * (nope + m->mla_rope_dim);
-        attention = (q_rank > 0 ? d * q_rank + q_rank * q_out : d * q_out) + d * (m->mla_rank + m->mla_rope_dim) +
-                    m->mla_rank * m->heads * (nope + v) + m->heads * v * d;
+        attention = (q_rank > 0 ? d * q_rank + q_rank * q_out : d * q_out) +
+                    d * (m->mla_rank + m->mla_rope_dim) + m->mla_rank * m->heads * (nope + v) +
+                    m->heads * v * d;
     }
     double expert = 3 * d * m->d_expert, dense = 3 * d * ff;
     double moe = m->moe_layers, plain = m->layers - moe;
     double shared = (double)m->shared_experts * expert, router = d * m->experts;
-    double embedding = (double)m->vocab * d * (json_bool_at(j, "tie_word_embeddings", false) ? 1 : 2);
-    double common = m->layers * (attention + 2 * d) + plain * dense + moe * (shared + router) + embedding + d;
+    double embedding =
+        (double)m->vocab * d * (json_bool_at(j, "tie_word_embeddings", false) ? 1 : 2);
+    double common =
+        m->layers * (attention + 2 * d) + plain * dense + moe * (shared + router) + embedding + d;
     m->params = common + moe * m->experts * expert;
     m->active_params = common + moe * m->experts_per_token * expert;
 }
@@ -105,7 +112,8 @@ static int load_config(const json_t *j, struct model_profile *m)
     m->moe_layers = m->experts ? m->layers - u32(j, "first_k_dense_replace", 0) : 0;
     m->mla_rank = u32(j, "kv_lora_rank", 0);
     m->mla_rope_dim = m->mla_rank ? u32(j, "qk_rope_head_dim", 0) : 0;
-    const char *quant = json_str_at(j, "quantization_config.quant_method", ""), *dtype = json_str_at(j, "torch_dtype", "bfloat16");
+    const char *quant = json_str_at(j, "quantization_config.quant_method", ""),
+               *dtype = json_str_at(j, "torch_dtype", "bfloat16");
     m->weight_bytes = strcmp(quant, "fp8") == 0 ? 1 : strcmp(dtype, "float32") == 0 ? 4 : 2;
     count_config(j, m);
     return 0;
@@ -147,15 +155,18 @@ int plan_load_model(const char *what, struct model_profile *out, struct err *e)
         return 0;
     }
     if (stat(what, &st))
-        return err_set(e, ENOENT, "\"%s\" is neither a file nor a model that is built in (%s)", what, model_profile_names());
-    CLEANUP(free_charp) char *path = S_ISDIR(st.st_mode) ? xasprintf("%s/config.json", what) : xstrdup(what);
+        return err_set(e, ENOENT, "\"%s\" is neither a file nor a model that is built in (%s)",
+                       what, model_profile_names());
+    CLEANUP(free_charp)
+    char *path = S_ISDIR(st.st_mode) ? xasprintf("%s/config.json", what) : xstrdup(what);
     if (str_ends(str_c(path), STR(".gguf"))) {
         rc = load_gguf(path, &m, e);
     } else {
         CLEANUP(json_decrefp) json_t *j = json_parse_file(path, MAX_FILE, e);
         if (!j)
             return -EINVAL;
-        snprintf(m.name, sizeof m.name, "%s", json_str_at(j, "name", json_str_at(j, "_name_or_path", what)));
+        snprintf(m.name, sizeof m.name, "%s",
+                 json_str_at(j, "name", json_str_at(j, "_name_or_path", what)));
         rc = json_object_get(j, "num_hidden_layers") ? load_config(j, &m) : load_model_json(j, &m);
     }
     if (rc)
@@ -169,14 +180,16 @@ int plan_load_model(const char *what, struct model_profile *out, struct err *e)
 
 int plan_load_device(const char *what, struct device_profile *out, struct err *e)
 {
-    const struct device_profile *known = device_profile_find(what), *base = device_profile_find("h100");
+    const struct device_profile *known = device_profile_find(what),
+                                *base = device_profile_find("h100");
     struct stat st;
     if (known) {
         *out = *known;
         return 0;
     }
     if (stat(what, &st))
-        return err_set(e, ENOENT, "\"%s\" is neither a file nor a device that is built in (%s)", what, device_profile_names());
+        return err_set(e, ENOENT, "\"%s\" is neither a file nor a device that is built in (%s)",
+                       what, device_profile_names());
     CLEANUP(json_decrefp) json_t *j = json_parse_file(what, MAX_FILE, e);
     if (!j)
         return -EINVAL;

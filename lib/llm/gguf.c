@@ -6,17 +6,30 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* Bounds on what a file may claim; real ones stay far below (262,144 tokens and 500,000 merges are about 15 MB). */
+/* Bounds on what a file may claim; real ones stay far below (262,144 tokens and 500,000 merges are
+ * about 15 MB). */
 #define META_BYTES_MAX (512ull << 20)
-#define KEY_BYTES_MAX 65535u
+#define KEY_BYTES_MAX  65535u
 #define NAME_BYTES_MAX 256u
-#define KVS_MAX 65536u
-#define TENSORS_MAX 65536u
-#define ARRAY_MAX (16u << 20) /* elements that a lookup decodes */
-#define READ_CHUNK (1u << 20)
+#define KVS_MAX        65536u
+#define TENSORS_MAX    65536u
+#define ARRAY_MAX      (16u << 20) /* elements that a lookup decodes */
+#define READ_CHUNK     (1u << 20)
 
 enum value_type {
-    V_U8, V_I8, V_U16, V_I16, V_U32, V_I32, V_F32, V_BOOL, V_STR, V_ARR, V_U64, V_I64, V_F64,
+    V_U8,
+    V_I8,
+    V_U16,
+    V_I16,
+    V_U32,
+    V_I32,
+    V_F32,
+    V_BOOL,
+    V_STR,
+    V_ARR,
+    V_U64,
+    V_I64,
+    V_F64,
 };
 static const uint8_t value_bytes[] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
 
@@ -24,9 +37,9 @@ struct kv {
     size_t key, key_n; /* offset in meta */
     uint32_t type;     /* of the value, or of the elements of an array */
     bool array;
-    uint64_t n;    /* elements, 1 when not an array */
+    uint64_t n;      /* elements, 1 when not an array */
     size_t at, size; /* of the value's bytes in meta */
-    void *decoded; /* struct str *, int64_t * or float * */
+    void *decoded;   /* struct str *, int64_t * or float * */
     char decoded_kind;
 };
 
@@ -98,7 +111,8 @@ static int need(struct gguf *g, uint64_t n, struct err *e)
         return err_set(e, EINVAL, "%s: truncated: metadata goes past the end of the file", g->name);
     uint64_t want = g->pos + n;
     if (want > META_BYTES_MAX)
-        return err_set(e, EINVAL, "%s: more than %llu MiB of metadata", g->name, META_BYTES_MAX >> 20);
+        return err_set(e, EINVAL, "%s: more than %llu MiB of metadata", g->name,
+                       META_BYTES_MAX >> 20);
     uint64_t to = want + READ_CHUNK + want / 2;
     if (to > g->file_bytes)
         to = g->file_bytes;
@@ -144,7 +158,8 @@ static int skip(struct gguf *g, uint64_t n, struct err *e)
     return rc;
 }
 
-static int take_str(struct gguf *g, uint64_t max, const char *what, size_t *at, size_t *n, struct err *e)
+static int take_str(struct gguf *g, uint64_t max, const char *what, size_t *at, size_t *n,
+                    struct err *e)
 {
     uint64_t len;
     int rc = take_u64(g, &len, e);
@@ -161,8 +176,8 @@ static int skip_values(struct gguf *g, uint32_t type, uint64_t n, struct err *e)
 {
     if (type == V_STR) {
         if (n > (g->file_bytes - g->pos) / 8)
-            return err_set(e, EINVAL, "%s: an array of %llu strings does not fit in the file", g->name,
-                           (unsigned long long)n);
+            return err_set(e, EINVAL, "%s: an array of %llu strings does not fit in the file",
+                           g->name, (unsigned long long)n);
         for (uint64_t i = 0; i < n; i++) {
             size_t at, len;
             int rc = take_str(g, META_BYTES_MAX, "string", &at, &len, e);
@@ -258,11 +273,15 @@ static int read_header(struct gguf *g, uint64_t *n_tensors, uint64_t *n_kvs, str
         return rc;
     uint64_t left = g->file_bytes - g->pos;
     if (*n_kvs > KVS_MAX || *n_kvs > left / 13)
-        return err_set(e, EINVAL, "%s: claims %llu metadata keys, more than %llu bytes can hold: is the file cut short?", g->name,
-                       (unsigned long long)*n_kvs, (unsigned long long)g->file_bytes);
+        return err_set(
+            e, EINVAL,
+            "%s: claims %llu metadata keys, more than %llu bytes can hold: is the file cut short?",
+            g->name, (unsigned long long)*n_kvs, (unsigned long long)g->file_bytes);
     if (*n_tensors > TENSORS_MAX || *n_tensors > left / 32)
-        return err_set(e, EINVAL, "%s: claims %llu tensors, more than %llu bytes can hold: is the file cut short?", g->name,
-                       (unsigned long long)*n_tensors, (unsigned long long)g->file_bytes);
+        return err_set(
+            e, EINVAL,
+            "%s: claims %llu tensors, more than %llu bytes can hold: is the file cut short?",
+            g->name, (unsigned long long)*n_tensors, (unsigned long long)g->file_bytes);
     return 0;
 }
 
@@ -286,17 +305,19 @@ static int place_tensors(struct gguf *g, struct err *e)
     uint64_t align = 32;
     int rc = gguf_u64(g, "general.alignment", &align);
     if (rc == -EINVAL || align < 8 || align > 65536 || (align & (align - 1)))
-        return err_set(e, EINVAL, "%s: general.alignment is not a power of two from 8 to 65536", g->name);
+        return err_set(e, EINVAL, "%s: general.alignment is not a power of two from 8 to 65536",
+                       g->name);
     uint64_t start = (g->pos + align - 1) & ~(align - 1);
     for (size_t i = 0; i < g->n_tensors; i++) {
         struct gguf_tensor *t = &g->tensors[i];
         t->name.p = (const char *)g->meta + (size_t)t->name.p;
         if (start > g->file_bytes || t->offset > g->file_bytes - start ||
             t->bytes > g->file_bytes - start - t->offset)
-            return err_set(e, EINVAL, "%s: truncated: tensor " STR_FMT " lies outside the file", g->name,
-                           STR_ARG(t->name));
+            return err_set(e, EINVAL, "%s: truncated: tensor " STR_FMT " lies outside the file",
+                           g->name, STR_ARG(t->name));
         if (t->offset % align)
-            return err_set(e, EINVAL, "%s: tensor " STR_FMT " is not aligned", g->name, STR_ARG(t->name));
+            return err_set(e, EINVAL, "%s: tensor " STR_FMT " is not aligned", g->name,
+                           STR_ARG(t->name));
         t->offset += start;
     }
     return 0;
@@ -407,13 +428,20 @@ static bool is_int(uint32_t type)
 static int64_t int_at(const uint8_t *p, uint32_t type, bool *ok)
 {
     union {
-        uint8_t u8; int8_t i8; uint16_t u16; int16_t i16; uint32_t u32; int32_t i32;
-        uint64_t u64; int64_t i64;
+        uint8_t u8;
+        int8_t i8;
+        uint16_t u16;
+        int16_t i16;
+        uint32_t u32;
+        int32_t i32;
+        uint64_t u64;
+        int64_t i64;
     } v = {0};
     memcpy(&v, p, value_bytes[type]);
     *ok = true;
     switch (type) {
-    case V_U8: case V_BOOL: return v.u8;
+    case V_U8:
+    case V_BOOL: return v.u8;
     case V_I8: return v.i8;
     case V_U16: return v.u16;
     case V_I16: return v.i16;
@@ -589,7 +617,8 @@ int gguf_read(const struct gguf *g, const struct gguf_tensor *t, uint64_t from, 
               struct err *e)
 {
     if (from > t->bytes || n > t->bytes - from)
-        return err_set(e, EINVAL, "%s: read past the end of tensor " STR_FMT, g->name, STR_ARG(t->name));
+        return err_set(e, EINVAL, "%s: read past the end of tensor " STR_FMT, g->name,
+                       STR_ARG(t->name));
     int rc = pread_all(g->fd, out, n, t->offset + from);
     if (rc == -ENODATA)
         return err_set(e, EIO, "%s: the file became shorter while it was read", g->name);
