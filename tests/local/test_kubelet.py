@@ -307,7 +307,7 @@ def test_a_killed_kubelet_adopts_everything_and_restarts_nothing():
 
 
 def test_the_supervisor_restarts_baton_local_and_ends_everything():
-    c = Cluster(supervised=True)
+    c = Cluster("--drain-seconds", "2", supervised=True)
     try:
         c.pod("keep", ["sh", "-c", "trap '' TERM; sleep 1004 & while :; do sleep 0.1; done"])
         c.wait_running("keep")
