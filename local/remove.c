@@ -74,6 +74,8 @@ static json_t *mark(const struct resource *r, const struct obj *o, const struct 
     int64_t before = json_int_at(meta, "deletionGracePeriodSeconds", 0);
     if (!was || grace < before) {
         uint64_t wall = clock_wall_ns() + (uint64_t)grace * NS_PER_S;
+        if (grace)
+            wall += NS_PER_S - 1; /* whole seconds are written; a grace is never cut short by that */
         json_object_set_new(meta, "deletionTimestamp", json_string(clock_rfc3339(wall, 0, at)));
         bool plain = !is_namespace(r) && !is_crd(r);
         if (plain)
