@@ -79,13 +79,15 @@ static int eval_bool(struct eval *ev, const struct node *n)
     int rc = eval(ev, n, &v);
     if (rc)
         return rc;
-    rc = v.kind != V_JSON || !json_is_boolean(v.j) ? err_set(ev->e, EINVAL, "no such overload: a boolean is needed")
-                                                   : json_is_true(v.j);
+    rc = v.kind != V_JSON || !json_is_boolean(v.j)
+             ? err_set(ev->e, EINVAL, "no such overload: a boolean is needed")
+             : json_is_true(v.j);
     value_fini(&v);
     return rc;
 }
 
-/* && and ||: an error on one side is absorbed when the other side decides (CEL specification, logical operators). */
+/* && and ||: an error on one side is absorbed when the other side decides (CEL specification,
+ * logical operators). */
 static int logical(struct eval *ev, const struct node *n, bool decides)
 {
     int a = eval_bool(ev, n->a);
@@ -105,7 +107,9 @@ static int select_field(struct eval *ev, const struct node *n, struct value *out
         return rc;
     json_t *v = a.kind == V_JSON ? json_object_get(a.j, n->name) : NULL;
     if (n->kind == N_HAS) {
-        rc = a.kind == V_JSON && json_is_object(a.j) ? 0 : err_set(ev->e, EINVAL, "has(): not an object");
+        rc = a.kind == V_JSON && json_is_object(a.j)
+                 ? 0
+                 : err_set(ev->e, EINVAL, "has(): not an object");
         if (!rc)
             *out = of_bool(v && !json_is_null(v));
     } else if (!v) {
@@ -117,7 +121,8 @@ static int select_field(struct eval *ev, const struct node *n, struct value *out
     return rc;
 }
 
-static int index_value(const struct value *a, const struct value *i, struct value *out, struct err *e)
+static int index_value(const struct value *a, const struct value *i, struct value *out,
+                       struct err *e)
 {
     json_t *v = NULL;
     if (a->kind != V_JSON || i->kind != V_JSON)
@@ -132,7 +137,8 @@ static int index_value(const struct value *a, const struct value *i, struct valu
     return 0;
 }
 
-static int contains(const struct value *item, const struct value *in, struct value *out, struct err *e)
+static int contains(const struct value *item, const struct value *in, struct value *out,
+                    struct err *e)
 {
     if (in->kind != V_JSON || item->kind != V_JSON)
         return err_set(e, EINVAL, "no such overload: in");
@@ -145,7 +151,7 @@ static int contains(const struct value *item, const struct value *in, struct val
         return err_set(e, EINVAL, "no such overload: in needs a list or a map");
     size_t i;
     json_t *v;
-    json_array_foreach(in->j, i, v) {
+    json_array_foreach (in->j, i, v) {
         if (json_equal_cel(v, item->j)) {
             *out = of_bool(true);
             return 0;
@@ -191,17 +197,20 @@ static int add_json(const struct value *a, const struct value *b, struct value *
     return err_set(e, EINVAL, "no such overload: +");
 }
 
-static int arithmetic(int op, const struct value *a, const struct value *b, struct value *out, struct err *e)
+static int arithmetic(int op, const struct value *a, const struct value *b, struct value *out,
+                      struct err *e)
 {
     if (a->kind == V_JSON && b->kind == V_JSON) {
         if (json_is_integer(a->j) && json_is_integer(b->j))
             return integer_math(op, json_integer_value(a->j), json_integer_value(b->j), out, e);
         if (!json_is_real(a->j) || !json_is_real(b->j))
-            return op == B_ADD ? add_json(a, b, out, e) : err_set(e, EINVAL, "no such overload: arithmetic");
+            return op == B_ADD ? add_json(a, b, out, e)
+                               : err_set(e, EINVAL, "no such overload: arithmetic");
     } else if (a->kind != b->kind || (op != B_ADD && op != B_SUB)) {
         return err_set(e, EINVAL, "no such overload: arithmetic");
     }
-    double x = a->kind == V_JSON ? json_real_value(a->j) : a->num, y = b->kind == V_JSON ? json_real_value(b->j) : b->num;
+    double x = a->kind == V_JSON ? json_real_value(a->j) : a->num,
+           y = b->kind == V_JSON ? json_real_value(b->j) : b->num;
     if (op == B_MOD)
         return err_set(e, EINVAL, "no such overload: %% of doubles");
     double r = op == B_ADD ? x + y : op == B_SUB ? x - y : op == B_MUL ? x * y : x / y;
@@ -209,7 +218,8 @@ static int arithmetic(int op, const struct value *a, const struct value *b, stru
     return 0;
 }
 
-static int apply_binary(int op, const struct value *a, const struct value *b, struct value *out, struct err *e)
+static int apply_binary(int op, const struct value *a, const struct value *b, struct value *out,
+                        struct err *e)
 {
     int order = 0, rc;
     switch (op) {
@@ -222,7 +232,10 @@ static int apply_binary(int op, const struct value *a, const struct value *b, st
     case B_GE:
         rc = value_compare(a, b, &order, e);
         if (!rc)
-            *out = of_bool(op == B_LT ? order < 0 : op == B_LE ? order <= 0 : op == B_GT ? order > 0 : order >= 0);
+            *out = of_bool(op == B_LT   ? order < 0
+                           : op == B_LE ? order <= 0
+                           : op == B_GT ? order > 0
+                                        : order >= 0);
         return rc;
     default: return arithmetic(op, a, b, out, e);
     }
@@ -236,7 +249,8 @@ static int two_operands(struct eval *ev, const struct node *n, struct value *out
         return rc;
     rc = eval(ev, n->b, &b);
     if (!rc) {
-        rc = n->kind == N_INDEX ? index_value(&a, &b, out, ev->e) : apply_binary(n->op, &a, &b, out, ev->e);
+        rc = n->kind == N_INDEX ? index_value(&a, &b, out, ev->e)
+                                : apply_binary(n->op, &a, &b, out, ev->e);
         value_fini(&b);
     }
     value_fini(&a);
@@ -273,8 +287,9 @@ static int aggregate(struct eval *ev, const struct node *n, struct value *out)
         if (!rc && n->kind == N_LIST)
             rc = json_array_append(j, k.j) ? -ENOMEM : 0;
         else if (!rc)
-            rc = k.kind == V_JSON && json_is_string(k.j) ? json_object_set(j, json_string_value(k.j), v.j)
-                                                         : err_set(ev->e, EINVAL, "map keys are strings");
+            rc = k.kind == V_JSON && json_is_string(k.j)
+                     ? json_object_set(j, json_string_value(k.j), v.j)
+                     : err_set(ev->e, EINVAL, "map keys are strings");
         value_fini(&k);
         value_fini(&v);
     }
@@ -301,7 +316,8 @@ static int fold_item(struct eval *ev, const struct node *n, json_t *item, struct
         rc = eval(ev, n->c ? n->c : n->b, &v);
         if (rc)
             return rc;
-        rc = v.kind == V_JSON ? json_array_append(f->list, v.j) : err_set(ev->e, EINVAL, "no such overload: map()");
+        rc = v.kind == V_JSON ? json_array_append(f->list, v.j)
+                              : err_set(ev->e, EINVAL, "no such overload: map()");
         value_fini(&v);
         return rc;
     }
@@ -317,7 +333,8 @@ static int fold_item(struct eval *ev, const struct node *n, json_t *item, struct
 }
 
 /* all and exists absorb errors when another element decides, like && and ||. */
-static int macro_result(const struct node *n, const struct fold *f, size_t count, struct eval *ev, struct value *out)
+static int macro_result(const struct node *n, const struct fold *f, size_t count, struct eval *ev,
+                        struct value *out)
 {
     size_t trues = (size_t)f->trues, errors = (size_t)f->errors;
     switch (n->op) {
@@ -348,7 +365,7 @@ static int macro(struct eval *ev, const struct node *n, struct value *out)
     const char *key;
     if (range.kind == V_JSON && json_is_array(range.j)) {
         count = json_array_size(range.j);
-        json_array_foreach(range.j, i, v) {
+        json_array_foreach (range.j, i, v) {
             ev->vars[n->slot] = of_json(v);
             rc = fold_item(ev, n, v, &f);
             if (rc)
@@ -356,7 +373,7 @@ static int macro(struct eval *ev, const struct node *n, struct value *out)
         }
     } else if (range.kind == V_JSON && json_is_object(range.j)) {
         count = json_object_size(range.j);
-        json_object_foreach(range.j, key, v) {
+        json_object_foreach (range.j, key, v) {
             CLEANUP(json_decrefp) json_t *k = json_string(key);
             ev->vars[n->slot] = of_json(k);
             rc = fold_item(ev, n, k, &f);
@@ -410,16 +427,12 @@ static int eval(struct eval *ev, const struct node *n, struct value *out)
     case N_LIST:
     case N_MAP: return aggregate(ev, n, out);
     case N_AND:
-    case N_OR:
-        rc = logical(ev, n, n->kind == N_OR);
-        break;
+    case N_OR: rc = logical(ev, n, n->kind == N_OR); break;
     case N_NOT:
         rc = eval_bool(ev, n->a);
         rc = rc < 0 ? rc : !rc;
         break;
-    case N_COND:
-        rc = eval_bool(ev, n->a);
-        return rc < 0 ? rc : eval(ev, rc ? n->b : n->c, out);
+    case N_COND: rc = eval_bool(ev, n->a); return rc < 0 ? rc : eval(ev, rc ? n->b : n->c, out);
     case N_NEG: return negate(ev, n, out);
     case N_INDEX:
     case N_BINARY: return two_operands(ev, n, out);
@@ -431,7 +444,8 @@ static int eval(struct eval *ev, const struct node *n, struct value *out)
     return rc < 0 ? rc : 0;
 }
 
-static int run(const struct cel *c, const json_t *self, const json_t *old, struct value *out, struct err *e)
+static int run(const struct cel *c, const json_t *self, const json_t *old, struct value *out,
+               struct err *e)
 {
     struct err own = {0};
     struct eval ev = {.e = e ? e : &own};
@@ -446,7 +460,8 @@ int cel_eval_bool(const struct cel *c, const json_t *self, const json_t *old, st
     int rc = run(c, self, old, &v, e);
     if (rc)
         return rc;
-    rc = v.kind == V_JSON && json_is_boolean(v.j) ? json_is_true(v.j) : err_set(e, EINVAL, "the rule is not a boolean");
+    rc = v.kind == V_JSON && json_is_boolean(v.j) ? json_is_true(v.j)
+                                                  : err_set(e, EINVAL, "the rule is not a boolean");
     value_fini(&v);
     return rc;
 }

@@ -126,7 +126,8 @@ static int fn_split(const struct value *a, int n, struct value *out, struct err 
     if (!s || !sep || !*sep || (n == 3 && !integer(a + 2, &limit)))
         return BAD(e, "split");
     json_t *l = json_array();
-    for (const char *at; limit != 0 && (at = strstr(s, sep)) && (limit < 0 || (json_int_t)json_array_size(l) + 1 < limit);
+    for (const char *at; limit != 0 && (at = strstr(s, sep)) &&
+                         (limit < 0 || (json_int_t)json_array_size(l) + 1 < limit);
          s = at + strlen(sep))
         json_array_append_new(l, json_stringn(s, (size_t)(at - s)));
     if (limit != 0)
@@ -144,7 +145,7 @@ static int fn_join(const struct value *a, int n, struct value *out, struct err *
         return BAD(e, "join");
     buf_init(&b, 1 << 20);
     int rc = buf_cstr(&b, "");
-    json_array_foreach(a->j, i, v) {
+    json_array_foreach (a->j, i, v) {
         const char *s = json_string_value(v);
         rc = rc ? rc : s ? buf_printf(&b, "%s%s", i ? sep : "", s) : BAD(e, "join");
     }
@@ -210,8 +211,9 @@ static int fn_int(const struct value *a, int n, struct value *out, struct err *e
     const char *s = text(a);
     (void)n;
     if (s)
-        return str_to_i64(str_c(s), INT64_MIN, INT64_MAX, &v) ? err_set(e, EINVAL, "int(): \"%s\" is not an integer", s)
-                                                              : ret(out, json_integer(v));
+        return str_to_i64(str_c(s), INT64_MIN, INT64_MAX, &v)
+                   ? err_set(e, EINVAL, "int(): \"%s\" is not an integer", s)
+                   : ret(out, json_integer(v));
     if (a->kind == V_JSON && json_is_integer(a->j))
         return ret(out, json_incref(a->j));
     if (a->kind == V_JSON && json_is_real(a->j) && fabs(json_real_value(a->j)) < 9.2e18)
@@ -225,9 +227,11 @@ static int fn_double(const struct value *a, int n, struct value *out, struct err
     const char *s = text(a);
     (void)n;
     if (s)
-        return str_to_f64(str_c(s), -1e308, 1e308, &v) ? err_set(e, EINVAL, "double(): \"%s\" is not a number", s)
-                                                       : ret(out, json_real(v));
-    return a->kind == V_JSON && json_is_number(a->j) ? ret(out, json_real(json_number_value(a->j))) : BAD(e, "double");
+        return str_to_f64(str_c(s), -1e308, 1e308, &v)
+                   ? err_set(e, EINVAL, "double(): \"%s\" is not a number", s)
+                   : ret(out, json_real(v));
+    return a->kind == V_JSON && json_is_number(a->j) ? ret(out, json_real(json_number_value(a->j)))
+                                                     : BAD(e, "double");
 }
 
 static int fn_string(const struct value *a, int n, struct value *out, struct err *e)
@@ -298,7 +302,8 @@ static int fn_is_quantity(const struct value *a, int n, struct value *out, struc
 {
     int64_t milli;
     (void)n;
-    return text(a) ? ret(out, json_boolean(str_to_quantity_milli(str_c(text(a)), &milli) == 0)) : BAD(e, "isQuantity");
+    return text(a) ? ret(out, json_boolean(str_to_quantity_milli(str_c(text(a)), &milli) == 0))
+                   : BAD(e, "isQuantity");
 }
 
 static int compare_method(const struct value *a, struct value *out, struct err *e, int sign)
@@ -329,7 +334,8 @@ static int fn_is_url(const struct value *a, int n, struct value *out, struct err
     size_t i = 0;
     while (isalnum((unsigned char)s[i]) || (i && strchr("+-.", s[i]) && s[i]))
         i++;
-    return ret(out, json_boolean(i > 0 && isalpha((unsigned char)s[0]) && strncmp(s + i, "://", 3) == 0 && s[i + 3]));
+    return ret(out, json_boolean(i > 0 && isalpha((unsigned char)s[0]) &&
+                                 strncmp(s + i, "://", 3) == 0 && s[i + 3]));
 }
 
 /* sum, min, max and isSorted of a list of numbers or strings. */
@@ -343,7 +349,7 @@ static int fold_list(const struct value *a, struct value *out, struct err *e, in
     bool sorted = true, whole = true;
     size_t i;
     json_t *v;
-    json_array_foreach(a->j, i, v) {
+    json_array_foreach (a->j, i, v) {
         struct value x = {.kind = V_JSON, .j = v};
         int order = 0, rc = best.j ? value_compare(&x, &best, &order, e) : 0;
         if (rc)
@@ -359,7 +365,8 @@ static int fold_list(const struct value *a, struct value *out, struct err *e, in
         return ret(out, whole ? json_integer(isum) : json_real(sum));
     if (which == 3)
         return ret(out, json_boolean(sorted));
-    return best.j ? ret(out, json_incref(best.j)) : err_set(e, EINVAL, "min() or max() of an empty list");
+    return best.j ? ret(out, json_incref(best.j))
+                  : err_set(e, EINVAL, "min() or max() of an empty list");
 }
 
 static int fn_sum(const struct value *a, int n, struct value *out, struct err *e)
@@ -388,9 +395,11 @@ static int fn_is_sorted(const struct value *a, int n, struct value *out, struct 
 
 static int fn_type(const struct value *a, int n, struct value *out, struct err *e)
 {
-    static const char *const names[] = {"map", "list", "string", "int", "double", "bool", "bool", "null_type"};
+    static const char *const names[] = {"map",    "list", "string", "int",
+                                        "double", "bool", "bool",   "null_type"};
     (void)n, (void)e;
-    return ret(out, json_string(a->kind == V_JSON ? names[json_typeof(a->j)] : "google.protobuf.Duration"));
+    return ret(out, json_string(a->kind == V_JSON ? names[json_typeof(a->j)]
+                                                  : "google.protobuf.Duration"));
 }
 
 static int fn_dyn(const struct value *a, int n, struct value *out, struct err *e)
@@ -402,21 +411,35 @@ static int fn_dyn(const struct value *a, int n, struct value *out, struct err *e
 }
 
 static const struct cel_fn table[] = {
-    {"size", false, 1, 1, false, fn_size},         {"size", true, 1, 1, false, fn_size},
-    {"startsWith", true, 2, 2, true, fn_starts},  {"endsWith", true, 2, 2, true, fn_ends},
-    {"contains", true, 2, 2, true, fn_contains},  {"matches", true, 2, 2, true, fn_matches},
-    {"matches", false, 2, 2, true, fn_matches},   {"lowerAscii", true, 1, 1, false, fn_lower},
-    {"upperAscii", true, 1, 1, false, fn_upper},   {"trim", true, 1, 1, false, fn_trim},
-    {"split", true, 2, 3, false, fn_split},        {"join", true, 1, 2, false, fn_join},
-    {"replace", true, 3, 3, false, fn_replace},    {"substring", true, 2, 3, false, fn_substring},
-    {"indexOf", true, 2, 2, false, fn_index_of},   {"int", false, 1, 1, false, fn_int},
-    {"double", false, 1, 1, false, fn_double},     {"string", false, 1, 1, false, fn_string},
-    {"duration", false, 1, 1, false, fn_duration}, {"quantity", false, 1, 1, false, fn_quantity},
-    {"isQuantity", false, 1, 1, true, fn_is_quantity}, {"isLessThan", true, 2, 2, true, fn_less},
+    {"size", false, 1, 1, false, fn_size},
+    {"size", true, 1, 1, false, fn_size},
+    {"startsWith", true, 2, 2, true, fn_starts},
+    {"endsWith", true, 2, 2, true, fn_ends},
+    {"contains", true, 2, 2, true, fn_contains},
+    {"matches", true, 2, 2, true, fn_matches},
+    {"matches", false, 2, 2, true, fn_matches},
+    {"lowerAscii", true, 1, 1, false, fn_lower},
+    {"upperAscii", true, 1, 1, false, fn_upper},
+    {"trim", true, 1, 1, false, fn_trim},
+    {"split", true, 2, 3, false, fn_split},
+    {"join", true, 1, 2, false, fn_join},
+    {"replace", true, 3, 3, false, fn_replace},
+    {"substring", true, 2, 3, false, fn_substring},
+    {"indexOf", true, 2, 2, false, fn_index_of},
+    {"int", false, 1, 1, false, fn_int},
+    {"double", false, 1, 1, false, fn_double},
+    {"string", false, 1, 1, false, fn_string},
+    {"duration", false, 1, 1, false, fn_duration},
+    {"quantity", false, 1, 1, false, fn_quantity},
+    {"isQuantity", false, 1, 1, true, fn_is_quantity},
+    {"isLessThan", true, 2, 2, true, fn_less},
     {"isGreaterThan", true, 2, 2, true, fn_greater},
-    {"isURL", false, 1, 1, true, fn_is_url},      {"sum", true, 1, 1, false, fn_sum},
-    {"min", true, 1, 1, true, fn_min},            {"max", true, 1, 1, true, fn_max},
-    {"isSorted", true, 1, 1, true, fn_is_sorted}, {"type", false, 1, 1, false, fn_type},
+    {"isURL", false, 1, 1, true, fn_is_url},
+    {"sum", true, 1, 1, false, fn_sum},
+    {"min", true, 1, 1, true, fn_min},
+    {"max", true, 1, 1, true, fn_max},
+    {"isSorted", true, 1, 1, true, fn_is_sorted},
+    {"type", false, 1, 1, false, fn_type},
     {"dyn", false, 1, 1, true, fn_dyn},
 };
 
@@ -424,7 +447,8 @@ const struct cel_fn *cel_fn_find(struct str name, bool method, int n_args)
 {
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         const struct cel_fn *f = &table[i];
-        if (f->call && f->method == method && n_args >= f->min_args && n_args <= f->max_args && str_eq_c(name, f->name))
+        if (f->call && f->method == method && n_args >= f->min_args && n_args <= f->max_args &&
+            str_eq_c(name, f->name))
             return f;
     }
     return NULL;

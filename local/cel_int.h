@@ -5,13 +5,26 @@
 #include "lib/base/arena.h"
 
 #define CEL_MAX_DEPTH 64
-#define CEL_MAX_VARS 16
+#define CEL_MAX_VARS  16
 #define CEL_MAX_STEPS 200000
-#define CEL_MAX_ARGS 8
+#define CEL_MAX_ARGS  8
 
 enum node_kind {
-    N_LITERAL, N_VAR, N_SELECT, N_HAS, N_INDEX, N_CALL, N_LIST, N_MAP,
-    N_AND, N_OR, N_COND, N_NOT, N_NEG, N_BINARY, N_MACRO,
+    N_LITERAL,
+    N_VAR,
+    N_SELECT,
+    N_HAS,
+    N_INDEX,
+    N_CALL,
+    N_LIST,
+    N_MAP,
+    N_AND,
+    N_OR,
+    N_COND,
+    N_NOT,
+    N_NEG,
+    N_BINARY,
+    N_MACRO,
 };
 enum binary { B_EQ, B_NE, B_LT, B_LE, B_GT, B_GE, B_IN, B_ADD, B_SUB, B_MUL, B_DIV, B_MOD };
 enum macro { M_ALL, M_EXISTS, M_EXISTS_ONE, M_MAP, M_FILTER };
@@ -19,15 +32,15 @@ enum macro { M_ALL, M_EXISTS, M_EXISTS_ONE, M_MAP, M_FILTER };
 struct cel_fn;
 struct node {
     enum node_kind kind;
-    int op;                     /* enum binary or enum macro */
-    int slot;                   /* N_VAR, N_MACRO: variable number */
+    int op;   /* enum binary or enum macro */
+    int slot; /* N_VAR, N_MACRO: variable number */
     json_t *literal;
-    const char *name;           /* N_SELECT, N_HAS */
-    const struct cel_fn *fn;    /* N_CALL */
-    struct node *a, *b, *c;     /* operands; macro: range, body, body of map's filter form */
+    const char *name;        /* N_SELECT, N_HAS */
+    const struct cel_fn *fn; /* N_CALL */
+    struct node *a, *b, *c;  /* operands; macro: range, body, body of map's filter form */
     struct node **args;
     int n_args;
-    const void *type;           /* the caller's type node, or NULL when unknown */
+    const void *type; /* the caller's type node, or NULL when unknown */
 };
 
 struct cel {
@@ -46,7 +59,7 @@ struct value {
 
 struct cel_fn {
     const char *name;
-    bool method;      /* receiver.name(args): the receiver is argument 0 */
+    bool method;            /* receiver.name(args): the receiver is argument 0 */
     int min_args, max_args; /* receiver included */
     bool to_bool;           /* may give a boolean */
     int (*call)(const struct value *args, int n, struct value *out, struct err *e);

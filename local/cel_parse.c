@@ -63,7 +63,7 @@ static bool take(struct parser *p, const char *text)
     size_t n = strlen(text);
     if (p->failed || strncmp(p->p, text, n) != 0 || (is_ident(text[0]) && is_ident(p->p[n])))
         return false;
-    if (n == 1 && strchr("<>=!&|", text[0]) && p->p[1] == '=' )
+    if (n == 1 && strchr("<>=!&|", text[0]) && p->p[1] == '=')
         return false;
     p->p += n;
     return true;
@@ -121,7 +121,8 @@ static int escape(struct parser *p, struct buf *b)
     for (int i = 0; i < digits; i++, p->p++) {
         if (!isxdigit((unsigned char)*p->p))
             return -EINVAL;
-        cp = cp << 4 | (unsigned)(isdigit((unsigned char)*p->p) ? *p->p - '0' : (*p->p | 32) - 'a' + 10);
+        cp = cp << 4 |
+             (unsigned)(isdigit((unsigned char)*p->p) ? *p->p - '0' : (*p->p | 32) - 'a' + 10);
     }
     return digits == 0 || cp > 0x10ffff ? -EINVAL : put_utf8(b, cp);
 }
@@ -144,7 +145,8 @@ static struct node *string(struct parser *p, bool raw)
             rc = buf_append(&b, p->p++, 1);
         }
     }
-    struct node *n = rc || !*p->p ? fail(p, "malformed string") : literal(p, json_stringn(b.data ? b.data : "", b.n));
+    struct node *n = rc || !*p->p ? fail(p, "malformed string")
+                                  : literal(p, json_stringn(b.data ? b.data : "", b.n));
     if (!p->failed)
         p->p += width;
     buf_fini(&b);
@@ -196,7 +198,8 @@ static struct node *aggregate(struct parser *p, bool map)
     return n;
 }
 
-static struct node *finish_call(struct parser *p, struct str name, struct node *receiver, struct node **args, int n_args)
+static struct node *finish_call(struct parser *p, struct str name, struct node *receiver,
+                                struct node **args, int n_args)
 {
     struct node *n = node_new(p, N_CALL);
     if (!n)
@@ -211,8 +214,8 @@ static struct node *finish_call(struct parser *p, struct str name, struct node *
     n->fn = cel_fn_find(name, receiver != NULL, n->n_args);
     if (!n->fn) {
         char what[96];
-        snprintf(what, sizeof what, "no function \"%.*s\" with %d arguments", (int)(name.n < 40 ? name.n : 40), name.p,
-                 n_args);
+        snprintf(what, sizeof what, "no function \"%.*s\" with %d arguments",
+                 (int)(name.n < 40 ? name.n : 40), name.p, n_args);
         return fail(p, what);
     }
     return n;
@@ -266,8 +269,9 @@ static struct node *macro(struct parser *p, int which, struct node *range)
     n->op = which;
     n->a = range;
     n->slot = p->n_vars;
-    p->vars[p->n_vars++] = (struct var){arena_dup(&p->c->arena, v),
-                                        range->type && p->types->items ? p->types->items(range->type) : NULL};
+    p->vars[p->n_vars++] =
+        (struct var){arena_dup(&p->c->arena, v),
+                     range->type && p->types->items ? p->types->items(range->type) : NULL};
     n->b = ternary(p);
     if (which == M_MAP && take(p, ","))
         n->c = ternary(p);
@@ -288,7 +292,8 @@ static struct node *variable(struct parser *p, struct str name)
             return n;
         }
     char what[96];
-    snprintf(what, sizeof what, "undeclared reference to \"%.*s\"", (int)(name.n < 40 ? name.n : 40), name.p);
+    snprintf(what, sizeof what, "undeclared reference to \"%.*s\"",
+             (int)(name.n < 40 ? name.n : 40), name.p);
     return fail(p, what);
 }
 
@@ -329,7 +334,8 @@ const char *cel_unescape(struct arena *a, struct str name)
 {
     static const struct {
         const char *from, *to;
-    } table[] = {{"__underscores__", "__"}, {"__dot__", "."}, {"__dash__", "-"}, {"__slash__", "/"}};
+    } table[] = {
+        {"__underscores__", "__"}, {"__dot__", "."}, {"__dash__", "-"}, {"__slash__", "/"}};
     char *out = arena_alloc(a, name.n + 1);
     size_t n = 0;
     if (!out)
@@ -410,7 +416,7 @@ static struct node *member(struct parser *p)
 static struct node *unary(struct parser *p)
 {
     bool not = take(p, "!");
-    if (!not && !take(p, "-"))
+    if (!not &&!take(p, "-"))
         return member(p);
     struct node *n = node_new(p, not ? N_NOT : N_NEG);
     if (++p->depth > CEL_MAX_DEPTH)
@@ -429,7 +435,13 @@ static const struct level {
         int op;
     } ops[8];
 } levels[] = {
-    {{{"==", B_EQ}, {"!=", B_NE}, {"<=", B_LE}, {">=", B_GE}, {"<", B_LT}, {">", B_GT}, {"in", B_IN}}},
+    {{{"==", B_EQ},
+      {"!=", B_NE},
+      {"<=", B_LE},
+      {">=", B_GE},
+      {"<", B_LT},
+      {">", B_GT},
+      {"in", B_IN}}},
     {{{"+", B_ADD}, {"-", B_SUB}}},
     {{{"*", B_MUL}, {"/", B_DIV}, {"%", B_MOD}}},
 };
@@ -489,13 +501,19 @@ static struct node *ternary(struct parser *p)
     return p->failed ? NULL : n;
 }
 
-int cel_compile(const char *expression, const struct cel_types *types, struct cel **out, struct err *e)
+int cel_compile(const char *expression, const struct cel_types *types, struct cel **out,
+                struct err *e)
 {
     static const struct cel_types none;
     struct cel *c = xcalloc(1, sizeof *c);
     arena_init(&c->arena, 1 << 20);
     c->literals = json_array();
-    struct parser p = {.c = c, .start = expression, .p = expression, .types = types ? types : &none, .e = e, .n_vars = 2};
+    struct parser p = {.c = c,
+                       .start = expression,
+                       .p = expression,
+                       .types = types ? types : &none,
+                       .e = e,
+                       .n_vars = 2};
     p.vars[0] = (struct var){"self", p.types->self};
     p.vars[1] = (struct var){"oldSelf", p.types->self};
     c->root = ternary(&p);

@@ -16,11 +16,13 @@ int regex_new(const char *pattern, struct regex **out, struct err *e)
     PCRE2_SIZE at;
     PCRE2_UCHAR why[128];
     struct str p = str_c(pattern);
-    pcre2_code *re = pcre2_compile((PCRE2_SPTR)p.p, p.n, PCRE2_UTF | PCRE2_NEVER_BACKSLASH_C | PCRE2_DOLLAR_ENDONLY,
-                                   &code, &at, NULL);
+    pcre2_code *re =
+        pcre2_compile((PCRE2_SPTR)p.p, p.n,
+                      PCRE2_UTF | PCRE2_NEVER_BACKSLASH_C | PCRE2_DOLLAR_ENDONLY, &code, &at, NULL);
     if (!re) {
         pcre2_get_error_message(code, why, sizeof why);
-        return err_set(e, EINVAL, "\"%s\" is not a regular expression (character %zu: %s)", pattern, at, (char *)why);
+        return err_set(e, EINVAL, "\"%s\" is not a regular expression (character %zu: %s)", pattern,
+                       at, (char *)why);
     }
     struct regex *r = xmalloc(sizeof *r);
     r->code = re;

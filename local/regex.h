@@ -1,5 +1,6 @@
-/* regex.h: regular expressions of CRD patterns and CEL's matches(), on PCRE2 with its JIT. RE2's syntax, which Kubernetes uses, is
- * a subset for what schemas contain. Matching is unanchored and bounded (match limit), so a hostile pattern can't hang the server. */
+/* regex.h: regular expressions of CRD patterns and CEL's matches(), on PCRE2 with its JIT. RE2's
+ * syntax, which Kubernetes uses, is a subset for what schemas contain. Matching is unanchored and
+ * bounded (match limit), so a hostile pattern can't hang the server. */
 #pragma once
 #include "lib/base/str.h"
 

@@ -12,7 +12,8 @@ struct compile {
     int depth;
 };
 
-void field_errors_add(struct field_errors *f, const char *path, const char *reason, const char *fmt, ...)
+void field_errors_add(struct field_errors *f, const char *path, const char *reason, const char *fmt,
+                      ...)
 {
     char *text = NULL;
     va_list ap;
@@ -48,26 +49,30 @@ char *path_text(const struct path *p)
 
 bool schema_is_meta_field(const char *name)
 {
-    return strcmp(name, "apiVersion") == 0 || strcmp(name, "kind") == 0 || strcmp(name, "metadata") == 0;
+    return strcmp(name, "apiVersion") == 0 || strcmp(name, "kind") == 0 ||
+           strcmp(name, "metadata") == 0;
 }
 
 static int type_of(const char *name)
 {
-    static const char *const names[] = {"", "object", "array", "string", "integer", "number", "boolean"};
+    static const char *const names[] = {"",        "object", "array",  "string",
+                                        "integer", "number", "boolean"};
     for (int i = 1; i < 7; i++)
         if (name && strcmp(name, names[i]) == 0)
             return i;
     return -1;
 }
 
-static struct schema *compile(struct compile *c, const json_t *j, const char *path, bool structural);
+static struct schema *compile(struct compile *c, const json_t *j, const char *path,
+                              bool structural);
 
-static struct schema **compile_list(struct compile *c, const json_t *list, const char *path, size_t *n)
+static struct schema **compile_list(struct compile *c, const json_t *list, const char *path,
+                                    size_t *n)
 {
     struct schema **v = xcalloc(json_array_size(list), sizeof *v);
     size_t i;
     json_t *item;
-    json_array_foreach((json_t *)(uintptr_t)list, i, item) {
+    json_array_foreach ((json_t *)(uintptr_t)list, i, item) {
         v[i] = compile(c, item, path, false);
     }
     *n = json_array_size(list);
@@ -80,14 +85,15 @@ static const char **strings(const json_t *list, size_t *n)
     size_t i;
     json_t *item;
     *n = 0;
-    json_array_foreach((json_t *)(uintptr_t)list, i, item) {
+    json_array_foreach ((json_t *)(uintptr_t)list, i, item) {
         if (json_is_string(item))
             v[(*n)++] = json_string_value(item);
     }
     return v;
 }
 
-static void compile_type(struct compile *c, struct schema *s, const json_t *j, const char *path, bool structural)
+static void compile_type(struct compile *c, struct schema *s, const json_t *j, const char *path,
+                         bool structural)
 {
     const char *type = json_str_at(j, "type", NULL);
     int t = type_of(type);
@@ -98,9 +104,13 @@ static void compile_type(struct compile *c, struct schema *s, const json_t *j, c
     if (t > 0)
         s->type = (enum schema_type)t;
     else if (type)
-        field_errors_add(c->errs, path, "FieldValueNotSupported", "Unsupported value: \"%s\": supported values: \"array\", \"boolean\", \"integer\", \"number\", \"object\", \"string\"", type);
+        field_errors_add(c->errs, path, "FieldValueNotSupported",
+                         "Unsupported value: \"%s\": supported values: \"array\", \"boolean\", "
+                         "\"integer\", \"number\", \"object\", \"string\"",
+                         type);
     else if (structural && !s->int_or_string && !s->preserve_unknown)
-        field_errors_add(c->errs, path, "FieldValueRequired", "Required value: must not be empty for specified object fields");
+        field_errors_add(c->errs, path, "FieldValueRequired",
+                         "Required value: must not be empty for specified object fields");
 }
 
 static int64_t bound(const json_t *j, const char *key)
@@ -139,22 +149,28 @@ static void compile_values(struct compile *c, struct schema *s, const json_t *j,
 static void compile_lists(struct compile *c, struct schema *s, const json_t *j, const char *path)
 {
     const char *type = json_str_at(j, "x-kubernetes-list-type", "atomic");
-    s->list_kind = strcmp(type, "map") == 0 ? LIST_MAP : strcmp(type, "set") == 0 ? LIST_SET : LIST_ATOMIC;
+    s->list_kind = strcmp(type, "map") == 0   ? LIST_MAP
+                   : strcmp(type, "set") == 0 ? LIST_SET
+                                              : LIST_ATOMIC;
     s->map_keys = strings(json_object_get(j, "x-kubernetes-list-map-keys"), &s->n_map_keys);
     s->map_atomic = strcmp(json_str_at(j, "x-kubernetes-map-type", "granular"), "atomic") == 0;
     if (s->list_kind == LIST_MAP && s->n_map_keys == 0)
-        field_errors_add(c->errs, path, "FieldValueRequired", "Required value: x-kubernetes-list-map-keys must not be empty if x-kubernetes-list-type is map");
+        field_errors_add(c->errs, path, "FieldValueRequired",
+                         "Required value: x-kubernetes-list-map-keys must not be empty if "
+                         "x-kubernetes-list-type is map");
 }
 
-static void compile_children(struct compile *c, struct schema *s, const json_t *j, const char *path, bool structural)
+static void compile_children(struct compile *c, struct schema *s, const json_t *j, const char *path,
+                             bool structural)
 {
     const char *name;
     json_t *v;
-    json_object_foreach(json_object_get(j, "properties"), name, v) {
+    json_object_foreach (json_object_get(j, "properties"), name, v) {
         CLEANUP(free_charp) char *sub = xasprintf("%s.properties[%s]", path, name);
         struct schema_prop *p = xcalloc(1, sizeof *p);
         p->name = xstrdup(name);
-        /* The root's metadata has a schema of its own; what the CRD says of it is value validation only. */
+        /* The root's metadata has a schema of its own; what the CRD says of it is value validation
+         * only. */
         p->schema = compile(c, v, sub, structural && !(s->root && schema_is_meta_field(name)));
         HASH_ADD_KEYPTR(hh, s->props, p->name, strlen(p->name), p);
     }
@@ -200,8 +216,8 @@ static const void *cel_items(const void *node)
 
 static const char *rule_reason(const char *r)
 {
-    static const char *const known[] = {"FieldValueInvalid", "FieldValueForbidden", "FieldValueRequired",
-                                        "FieldValueDuplicate"};
+    static const char *const known[] = {"FieldValueInvalid", "FieldValueForbidden",
+                                        "FieldValueRequired", "FieldValueDuplicate"};
     for (size_t i = 0; i < 4; i++)
         if (strcmp(r, known[i]) == 0)
             return known[i];
@@ -215,25 +231,30 @@ static void compile_rules(struct compile *c, struct schema *s, const json_t *j, 
     size_t i;
     json_t *r;
     s->rules = xcalloc(json_array_size(list), sizeof *s->rules);
-    json_array_foreach((json_t *)(uintptr_t)list, i, r) {
+    json_array_foreach ((json_t *)(uintptr_t)list, i, r) {
         struct err e = {0};
         struct schema_rule *x = &s->rules[s->n_rules];
         CLEANUP(free_charp) char *sub = xasprintf("%s.x-kubernetes-validations[%zu].rule", path, i);
-        const char *text = json_str_at(r, "rule", ""), *expr = json_str_at(r, "messageExpression", NULL);
+        const char *text = json_str_at(r, "rule", ""),
+                   *expr = json_str_at(r, "messageExpression", NULL);
         if (cel_compile(text, &types, &x->rule, &e)) {
-            field_errors_add(c->errs, sub, "FieldValueInvalid", "Invalid value: \"%s\": compilation failed: %s", text, e.msg);
+            field_errors_add(c->errs, sub, "FieldValueInvalid",
+                             "Invalid value: \"%s\": compilation failed: %s", text, e.msg);
             continue;
         }
         s->n_rules++;
         if (!cel_may_be_bool(x->rule))
-            field_errors_add(c->errs, sub, "FieldValueInvalid", "Invalid value: \"%s\": must evaluate to a bool", text);
+            field_errors_add(c->errs, sub, "FieldValueInvalid",
+                             "Invalid value: \"%s\": must evaluate to a bool", text);
         x->text = xstrdup(text);
         x->message = xstrdup(json_str_at(r, "message", ""));
         x->field_path = xstrdup(json_str_at(r, "fieldPath", ""));
         x->reason = rule_reason(json_str_at(r, "reason", ""));
         x->optional_old_self = json_bool_at(r, "optionalOldSelf", false);
         if (expr && cel_compile(expr, &types, &x->message_expression, &e))
-            field_errors_add(c->errs, sub, "FieldValueInvalid", "Invalid value: \"%s\": messageExpression compilation failed: %s", expr, e.msg);
+            field_errors_add(c->errs, sub, "FieldValueInvalid",
+                             "Invalid value: \"%s\": messageExpression compilation failed: %s",
+                             expr, e.msg);
     }
 }
 
@@ -244,9 +265,12 @@ static struct schema *compile(struct compile *c, const json_t *j, const char *pa
     s->source = json_incref((json_t *)(uintptr_t)j);
     s->root = c->depth == 0;
     if (++c->depth > SCHEMA_MAX_DEPTH) {
-        field_errors_add(c->errs, path, "FieldValueInvalid", "Invalid value: the schema is nested deeper than %d levels", SCHEMA_MAX_DEPTH);
+        field_errors_add(c->errs, path, "FieldValueInvalid",
+                         "Invalid value: the schema is nested deeper than %d levels",
+                         SCHEMA_MAX_DEPTH);
     } else if (!json_is_object(j)) {
-        field_errors_add(c->errs, path, "FieldValueTypeInvalid", "Invalid value: a schema must be an object");
+        field_errors_add(c->errs, path, "FieldValueTypeInvalid",
+                         "Invalid value: a schema must be an object");
     } else {
         compile_type(c, s, j, path, structural);
         compile_values(c, s, j, path);
@@ -283,7 +307,7 @@ void schema_free(struct schema *s)
     if (!s)
         return;
     struct schema_prop *p, *next;
-    HASH_ITER(hh, s->props, p, next) {
+    HASH_ITER (hh, s->props, p, next) {
         HASH_DEL(s->props, p);
         schema_free(p->schema);
         free(p->name);
@@ -327,7 +351,8 @@ const struct schema *schema_items(const struct schema *s)
     return s ? s->items : NULL;
 }
 
-enum list_kind schema_list_kind(const struct schema *s, const char *const **map_keys, size_t *n_keys)
+enum list_kind schema_list_kind(const struct schema *s, const char *const **map_keys,
+                                size_t *n_keys)
 {
     if (!s)
         return LIST_ATOMIC;

@@ -52,5 +52,5 @@ struct path {
     const char *key; /* NULL: array index */
     size_t index;
 };
-char *path_text(const struct path *p); /* heap; "" at the root */
+char *path_text(const struct path *p);       /* heap; "" at the root */
 bool schema_is_meta_field(const char *name); /* apiVersion, kind, metadata */

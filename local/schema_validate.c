@@ -12,8 +12,8 @@ struct check {
     size_t bad;
 };
 
-static size_t validate(const struct schema *s, const json_t *v, const json_t *old, const struct path *at,
-                       struct field_errors *errs);
+static size_t validate(const struct schema *s, const json_t *v, const json_t *old,
+                       const struct path *at, struct field_errors *errs);
 
 static char *value_text(const json_t *v)
 {
@@ -34,7 +34,8 @@ static void invalid(struct check *c, const json_t *v, const char *reason, const 
     field_errors_add(c->errs, path, reason, "Invalid value: %s: %s in body %s", text, path, what);
 }
 
-static const char *const type_name[] = {"any", "object", "array", "string", "integer", "number", "boolean"};
+static const char *const type_name[] = {"any",     "object", "array",  "string",
+                                        "integer", "number", "boolean"};
 
 static bool type_fits(const struct schema *s, const json_t *v)
 {
@@ -42,7 +43,9 @@ static bool type_fits(const struct schema *s, const json_t *v)
     case T_OBJECT: return json_is_object(v);
     case T_ARRAY: return json_is_array(v);
     case T_STRING: return json_is_string(v);
-    case T_INTEGER: return json_is_integer(v) || (json_is_real(v) && json_real_value(v) == floor(json_real_value(v)));
+    case T_INTEGER:
+        return json_is_integer(v) ||
+               (json_is_real(v) && json_real_value(v) == floor(json_real_value(v)));
     case T_NUMBER: return json_is_number(v);
     case T_BOOLEAN: return json_is_boolean(v);
     default: return true;
@@ -51,7 +54,8 @@ static bool type_fits(const struct schema *s, const json_t *v)
 
 static const char *name_of(const json_t *v)
 {
-    static const char *const names[] = {"object", "array", "string", "integer", "number", "boolean", "boolean", "null"};
+    static const char *const names[] = {"object", "array",   "string",  "integer",
+                                        "number", "boolean", "boolean", "null"};
     return names[json_typeof(v)];
 }
 
@@ -62,8 +66,9 @@ static bool check_type(struct check *c, const struct schema *s, const json_t *v)
         return true;
     CLEANUP(free_charp) char *path = path_text(c->at);
     c->bad++;
-    field_errors_add(c->errs, path, "FieldValueTypeInvalid", "Invalid value: \"%s\": %s in body must be of type %s: \"%s\"",
-                     name_of(v), path, s->int_or_string ? "integer,string" : type_name[s->type], name_of(v));
+    field_errors_add(c->errs, path, "FieldValueTypeInvalid",
+                     "Invalid value: \"%s\": %s in body must be of type %s: \"%s\"", name_of(v),
+                     path, s->int_or_string ? "integer,string" : type_name[s->type], name_of(v));
     return false;
 }
 
@@ -72,11 +77,13 @@ static void check_number(struct check *c, const struct schema *s, const json_t *
     double x = json_number_value(v);
     char what[96];
     if (s->has_min && (x < s->min || (s->min_exclusive && x == s->min))) {
-        snprintf(what, sizeof what, "should be greater than%s %.17g", s->min_exclusive ? "" : " or equal to", s->min);
+        snprintf(what, sizeof what, "should be greater than%s %.17g",
+                 s->min_exclusive ? "" : " or equal to", s->min);
         invalid(c, v, "FieldValueInvalid", what);
     }
     if (s->has_max && (x > s->max || (s->max_exclusive && x == s->max))) {
-        snprintf(what, sizeof what, "should be less than%s %.17g", s->max_exclusive ? "" : " or equal to", s->max);
+        snprintf(what, sizeof what, "should be less than%s %.17g",
+                 s->max_exclusive ? "" : " or equal to", s->max);
         invalid(c, v, "FieldValueInvalid", what);
     }
     if (s->multiple_of > 0 && fmod(x, s->multiple_of) != 0) {
@@ -92,7 +99,8 @@ static bool format_fits(const char *format, const char *s)
 {
     int a, b, d, n = -1;
     if (strcmp(format, "date-time") == 0)
-        return sscanf(s, "%4d-%2d-%2dT%*2d:%*2d:%*2d%n", &a, &b, &d, &n) == 3 && n == 19 && strlen(s) > 19;
+        return sscanf(s, "%4d-%2d-%2dT%*2d:%*2d:%*2d%n", &a, &b, &d, &n) == 3 && n == 19 &&
+               strlen(s) > 19;
     if (strcmp(format, "date") == 0)
         return sscanf(s, "%4d-%2d-%2d%n", &a, &b, &d, &n) == 3 && n == 10 && s[10] == 0;
     if (strcmp(format, "ipv4") == 0)
@@ -110,7 +118,8 @@ static void check_string(struct check *c, const struct schema *s, const json_t *
     CLEANUP(free_charp) char *path = path_text(c->at);
     if (s->max_length >= 0 && n > s->max_length) {
         c->bad++;
-        field_errors_add(c->errs, path, "FieldValueTooLong", "Too long: may not be more than %lld bytes", (long long)s->max_length);
+        field_errors_add(c->errs, path, "FieldValueTooLong",
+                         "Too long: may not be more than %lld bytes", (long long)s->max_length);
     }
     if (s->min_length >= 0 && n < s->min_length) {
         snprintf(what, sizeof what, "should be at least %lld chars long", (long long)s->min_length);
@@ -131,12 +140,12 @@ static void check_enum(struct check *c, const struct schema *s, const json_t *v)
     struct buf list;
     size_t i;
     json_t *e;
-    json_array_foreach(s->enumeration, i, e) {
+    json_array_foreach (s->enumeration, i, e) {
         if (json_equal(e, v))
             return;
     }
     buf_init(&list, 4096);
-    json_array_foreach(s->enumeration, i, e) {
+    json_array_foreach (s->enumeration, i, e) {
         CLEANUP(free_charp) char *t = value_text(e);
         if (buf_printf(&list, "%s%s", i ? ", " : "", t))
             break;
@@ -144,7 +153,8 @@ static void check_enum(struct check *c, const struct schema *s, const json_t *v)
     CLEANUP(free_charp) char *path = path_text(c->at);
     CLEANUP(free_charp) char *text = value_text(v);
     c->bad++;
-    field_errors_add(c->errs, path, "FieldValueNotSupported", "Unsupported value: %s: supported values: %s", text,
+    field_errors_add(c->errs, path, "FieldValueNotSupported",
+                     "Unsupported value: %s: supported values: %s", text,
                      list.data ? list.data : "");
     buf_fini(&list);
 }
@@ -155,7 +165,8 @@ static bool same_item(const struct schema *s, const json_t *a, const json_t *b)
     if (s->list_kind != LIST_MAP)
         return json_equal(a, b);
     for (size_t i = 0; i < s->n_map_keys; i++) {
-        const json_t *x = json_object_get(a, s->map_keys[i]), *y = json_object_get(b, s->map_keys[i]);
+        const json_t *x = json_object_get(a, s->map_keys[i]),
+                     *y = json_object_get(b, s->map_keys[i]);
         const json_t *d = schema_default_of(schema_field(s->items, s->map_keys[i]));
         if (!json_equal(x ? x : d, y ? y : d) && (x || y))
             return false;
@@ -168,7 +179,7 @@ static const json_t *old_item(const struct schema *s, const json_t *old, const j
     size_t i;
     json_t *o;
     if (s->list_kind == LIST_MAP)
-        json_array_foreach((json_t *)(uintptr_t)old, i, o) {
+        json_array_foreach ((json_t *)(uintptr_t)old, i, o) {
             if (same_item(s, o, item))
                 return o;
         }
@@ -185,9 +196,11 @@ static void check_duplicates(struct check *c, const struct schema *s, const json
             if (same_item(s, json_array_get(v, i), json_array_get(v, k))) {
                 struct path here = {c->at, NULL, i};
                 CLEANUP(free_charp) char *path = path_text(&here);
-                CLEANUP(free_charp) char *text = json_dumps(json_array_get(v, i), JSON_ENCODE_ANY | JSON_COMPACT);
+                CLEANUP(free_charp)
+                char *text = json_dumps(json_array_get(v, i), JSON_ENCODE_ANY | JSON_COMPACT);
                 c->bad++;
-                field_errors_add(c->errs, path, "FieldValueDuplicate", "Duplicate value: %s", text ? text : "");
+                field_errors_add(c->errs, path, "FieldValueDuplicate", "Duplicate value: %s",
+                                 text ? text : "");
                 break;
             }
 }
@@ -200,7 +213,8 @@ static void check_array(struct check *c, const struct schema *s, const json_t *v
     CLEANUP(free_charp) char *path = path_text(c->at);
     if (s->max_items >= 0 && n > s->max_items) {
         c->bad++;
-        field_errors_add(c->errs, path, "FieldValueTooMany", "Too many: %lld: must have at most %lld items", (long long)n,
+        field_errors_add(c->errs, path, "FieldValueTooMany",
+                         "Too many: %lld: must have at most %lld items", (long long)n,
                          (long long)s->max_items);
         return;
     }
@@ -212,13 +226,14 @@ static void check_array(struct check *c, const struct schema *s, const json_t *v
     check_duplicates(c, s, v);
     if (!s->items)
         return;
-    json_array_foreach((json_t *)(uintptr_t)v, i, item) {
+    json_array_foreach ((json_t *)(uintptr_t)v, i, item) {
         struct path here = {c->at, NULL, i};
         c->bad += validate(s->items, item, old_item(s, old, item), &here, c->errs);
     }
 }
 
-static void check_object(struct check *c, const struct schema *s, const json_t *v, const json_t *old)
+static void check_object(struct check *c, const struct schema *s, const json_t *v,
+                         const json_t *old)
 {
     int64_t n = (int64_t)json_object_size(v);
     const char *key;
@@ -234,12 +249,13 @@ static void check_object(struct check *c, const struct schema *s, const json_t *
     CLEANUP(free_charp) char *path = path_text(c->at);
     if (s->max_props >= 0 && n > s->max_props) {
         c->bad++;
-        field_errors_add(c->errs, path, "FieldValueTooMany", "Too many: %lld: must have at most %lld items", (long long)n,
+        field_errors_add(c->errs, path, "FieldValueTooMany",
+                         "Too many: %lld: must have at most %lld items", (long long)n,
                          (long long)s->max_props);
     }
     if (s->min_props >= 0 && n < s->min_props)
         invalid(c, v, "FieldValueInvalid", "has too few properties");
-    json_object_foreach((json_t *)(uintptr_t)v, key, child) {
+    json_object_foreach ((json_t *)(uintptr_t)v, key, child) {
         struct path here = {c->at, key, 0};
         const struct schema *sub = schema_field(s, key);
         if (sub)
@@ -286,19 +302,25 @@ static void check_rules(struct check *c, const struct schema *s, const json_t *v
         CLEANUP(free_charp) char *path = path_text(c->at);
         CLEANUP(free_charp) char *full = xasprintf("%s%s", path, r->field_path);
         CLEANUP(free_charp) char *text = value_text(v);
-        CLEANUP(free_charp) char *said = rc == 0 && r->message_expression ? cel_eval_string(r->message_expression, v, old, &e) : NULL;
+        CLEANUP(free_charp)
+        char *said =
+            rc == 0 && r->message_expression ? cel_eval_string(r->message_expression, v, old, &e)
+                                             : NULL;
         c->bad++;
         if (rc < 0)
-            field_errors_add(c->errs, full, "FieldValueInvalid", "Invalid value: %s: rule evaluation error: %s", text, e.msg);
+            field_errors_add(c->errs, full, "FieldValueInvalid",
+                             "Invalid value: %s: rule evaluation error: %s", text, e.msg);
         else if (said || *r->message)
-            field_errors_add(c->errs, full, r->reason, "Invalid value: %s: %s", text, said ? said : r->message);
+            field_errors_add(c->errs, full, r->reason, "Invalid value: %s: %s", text,
+                             said ? said : r->message);
         else
-            field_errors_add(c->errs, full, r->reason, "Invalid value: %s: failed rule: %s", text, r->text);
+            field_errors_add(c->errs, full, r->reason, "Invalid value: %s: failed rule: %s", text,
+                             r->text);
     }
 }
 
-static size_t validate(const struct schema *s, const json_t *v, const json_t *old, const struct path *at,
-                       struct field_errors *errs)
+static size_t validate(const struct schema *s, const json_t *v, const json_t *old,
+                       const struct path *at, struct field_errors *errs)
 {
     struct check c = {.errs = errs, .at = at};
     if (json_is_null(v) && s->nullable)
@@ -322,7 +344,8 @@ static size_t validate(const struct schema *s, const json_t *v, const json_t *ol
     return c.bad;
 }
 
-int schema_validate(const struct schema *s, const json_t *object, const json_t *old, struct field_errors *errs)
+int schema_validate(const struct schema *s, const json_t *object, const json_t *old,
+                    struct field_errors *errs)
 {
     return validate(s, object, old, NULL, errs) ? -EINVAL : 0;
 }

@@ -1,8 +1,9 @@
-/* clock.h: time in, as arguments, everywhere but here. Deciders take `now_ns`; only shells call these. */
+/* clock.h: time in, as arguments, everywhere but here. Deciders take `now_ns`; only shells call
+ * these. */
 #pragma once
 #include <stdint.h>
 
-#define NS_PER_S 1000000000ull
+#define NS_PER_S  1000000000ull
 #define NS_PER_MS 1000000ull
 #define NS_PER_US 1000ull
 

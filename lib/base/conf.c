@@ -100,8 +100,8 @@ int conf_parse(const struct conf_prog *prog, int argc, char **argv, void *into, 
         struct str flag, value = str_cut(str_c(argv[i]), '=', &flag);
         const struct conf_opt *o = find(prog, flag);
         if (!o)
-            return err_set(e, EINVAL, "unknown option \"" STR_FMT "\"; see %s --help", STR_ARG(flag),
-                           prog->name);
+            return err_set(e, EINVAL, "unknown option \"" STR_FMT "\"; see %s --help",
+                           STR_ARG(flag), prog->name);
         const char *text = flag.n < strlen(argv[i]) ? value.p : NULL;
         if (!text && o->kind == CONF_BOOL)
             text = "true";
@@ -124,7 +124,9 @@ void conf_help(const struct conf_prog *prog)
     for (const struct conf_opt *o = prog->opts; o->flag; o++) {
         char left[80];
         snprintf(left, sizeof left, "%s%s%s", o->flag, o->kind == CONF_BOOL ? "" : " ",
-                 o->kind == CONF_BOOL ? "" : o->arg ? o->arg : "VALUE");
+                 o->kind == CONF_BOOL ? ""
+                 : o->arg             ? o->arg
+                                      : "VALUE");
         printf("  %-28s %s", left, o->help);
         if (o->default_text && *o->default_text)
             printf(" (default %s)", o->default_text);
@@ -132,5 +134,6 @@ void conf_help(const struct conf_prog *prog)
             printf(" [%s]", o->env);
         printf("\n");
     }
-    printf("  %-28s %s\n  %-28s %s\n", "--help", "print this help", "--version", "print the version");
+    printf("  %-28s %s\n  %-28s %s\n", "--help", "print this help", "--version",
+           "print the version");
 }

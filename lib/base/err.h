@@ -1,8 +1,9 @@
 /* err.h: one error object, passed last, filled only on failure.
  *
- * Contract (every module): a function returns 0 (or a count) on success and a negative errno on failure. What parses or
- * talks to the outside also takes `struct err *e` last; the first function that decides something is an error fills it,
- * callers only add context with err_wrap(). `e` may be NULL. Output arguments are written only on success.
+ * Contract (every module): a function returns 0 (or a count) on success and a negative errno on
+ * failure. What parses or talks to the outside also takes `struct err *e` last; the first function
+ * that decides something is an error fills it, callers only add context with err_wrap(). `e` may be
+ * NULL. Output arguments are written only on success.
  */
 #pragma once
 #include <stddef.h>
@@ -12,10 +13,11 @@ struct err {
     char msg[512]; /* one sentence for a person: what is wrong and what to do */
 };
 
-#define MUST_CHECK __attribute__((warn_unused_result))
+#define MUST_CHECK        __attribute__((warn_unused_result))
 #define PRINTF_LIKE(f, a) __attribute__((format(printf, f, a)))
 
-/* Fills *e and returns -code, so that `return err_set(e, EINVAL, "...")` is the whole error path. */
+/* Fills *e and returns -code, so that `return err_set(e, EINVAL, "...")` is the whole error path.
+ */
 int err_set(struct err *e, int code, const char *fmt, ...) PRINTF_LIKE(3, 4);
 /* Puts "prefix: " before the message that e holds. Returns -e->code (or -EIO when e is empty). */
 int err_wrap(struct err *e, const char *fmt, ...) PRINTF_LIKE(2, 3);
@@ -24,8 +26,8 @@ int err_wrap(struct err *e, const char *fmt, ...) PRINTF_LIKE(2, 3);
 #define ASSERT(x) ((x) ? (void)0 : err_assert_failed(#x, __FILE__, __LINE__))
 _Noreturn void err_assert_failed(const char *expr, const char *file, int line);
 
-/* Allocation that can't sensibly fail (start-up, small fixed sizes): aborts with a message when it does. Sizes that come
- * from outside are bounded first. */
+/* Allocation that can't sensibly fail (start-up, small fixed sizes): aborts with a message when it
+ * does. Sizes that come from outside are bounded first. */
 void *xmalloc(size_t n);
 void *xcalloc(size_t n, size_t size);
 void *xrealloc(void *p, size_t n);

@@ -73,9 +73,11 @@ void log_write(enum log_level level, struct log_site *site, const char *msg,
     pthread_mutex_lock(&L.lock);
     if (!over_limit(site, clock_mono_ns())) {
         clock_rfc3339(clock_wall_ns(), 3, ts);
-        int rc = L.text ? buf_printf(&b, "%s %-5s %s: %s", ts, level_name[level], L.prog, msg)
-                        : buf_printf(&b, "{\"ts\":\"%s\",\"level\":\"%s\",\"prog\":\"%s\",\"msg\":\"%s\"",
-                                     ts, level_name[level], L.prog, msg);
+        int rc =
+            L.text
+                ? buf_printf(&b, "%s %-5s %s: %s", ts, level_name[level], L.prog, msg)
+                : buf_printf(&b, "{\"ts\":\"%s\",\"level\":\"%s\",\"prog\":\"%s\",\"msg\":\"%s\"",
+                             ts, level_name[level], L.prog, msg);
         for (; !rc && fields->key; fields++)
             rc = put_field(&b, fields, L.text);
         if (!rc && site->suppressed)

@@ -30,8 +30,8 @@ struct metric_family {
 static struct metric_family *families;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-static const double default_bounds[] = {.0005, .001, .0025, .005, .01, .025, .05, .1, .25,
-                                        .5,    1,    2.5,   5,    10,  30,   60};
+static const double default_bounds[] = {.0005, .001, .0025, .005, .01, .025, .05, .1,
+                                        .25,   .5,   1,     2.5,  5,   10,   30,  60};
 
 struct metric_family *metric_family(enum metric_kind kind, const char *name, const char *help,
                                     const char *labels, const double *bounds, size_t n_bounds)

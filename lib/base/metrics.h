@@ -1,21 +1,24 @@
-/* metrics.h: a small registry with the Prometheus text exposition (format 0.0.4). Families and series are made once
- * (process lifetime) and updated with relaxed atomics from any thread. Names carry units (_seconds, _bytes, _total). */
+/* metrics.h: a small registry with the Prometheus text exposition (format 0.0.4). Families and
+ * series are made once (process lifetime) and updated with relaxed atomics from any thread. Names
+ * carry units (_seconds, _bytes, _total). */
 #pragma once
 #include "lib/base/buf.h"
 
 #include <stdatomic.h>
 
-struct metric;       /* one series */
+struct metric; /* one series */
 struct metric_family;
 
 enum metric_kind { METRIC_COUNTER, METRIC_GAUGE, METRIC_HISTOGRAM };
 
-/* Families are registered once by name; registering again returns the same one. `labels` is "model,role" or "". For
- * histograms, `bounds` are the upper bounds in ascending order (n_bounds <= 32); NULL takes a default for seconds. */
+/* Families are registered once by name; registering again returns the same one. `labels` is
+ * "model,role" or "". For histograms, `bounds` are the upper bounds in ascending order (n_bounds <=
+ * 32); NULL takes a default for seconds. */
 struct metric_family *metric_family(enum metric_kind kind, const char *name, const char *help,
                                     const char *labels, const double *bounds, size_t n_bounds);
-/* The series with these label values ("" when there are no labels; else one string each, in order, as varargs). A family
- * holds at most 1,000 series; past that all share one with the values "other". */
+/* The series with these label values ("" when there are no labels; else one string each, in order,
+ * as varargs). A family holds at most 1,000 series; past that all share one with the values
+ * "other". */
 struct metric *metric_series(struct metric_family *f, ...);
 /* Short form for a series without labels. */
 struct metric *metric_new(enum metric_kind kind, const char *name, const char *help);

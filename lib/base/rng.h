@@ -1,6 +1,7 @@
-/* rng.h: random numbers are a function of their arguments. rng_at() is counter-based (DESIGN §4.4: seed, choice, position),
- * so preemption, replay and migration draw the same numbers. struct rng is a small sequential generator for jitter and
- * tests (splitmix64). Neither is for secrets: rng_secret() is. */
+/* rng.h: random numbers are a function of their arguments. rng_at() is counter-based (DESIGN §4.4:
+ * seed, choice, position), so preemption, replay and migration draw the same numbers. struct rng is
+ * a small sequential generator for jitter and tests (splitmix64). Neither is for secrets:
+ * rng_secret() is. */
 #pragma once
 #include <stddef.h>
 #include <stdint.h>

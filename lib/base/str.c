@@ -127,8 +127,14 @@ int str_to_quantity_milli(struct str s, int64_t *out)
     static const struct {
         const char *suffix;
         double factor;
-    } unit[] = {{"Ki", 1024.0 * 1e3}, {"Mi", 1048576.0 * 1e3}, {"Gi", 1073741824.0 * 1e3},
-                {"Ti", 1099511627776.0 * 1e3}, {"m", 1}, {"k", 1e6}, {"M", 1e9}, {"G", 1e12},
+    } unit[] = {{"Ki", 1024.0 * 1e3},
+                {"Mi", 1048576.0 * 1e3},
+                {"Gi", 1073741824.0 * 1e3},
+                {"Ti", 1099511627776.0 * 1e3},
+                {"m", 1},
+                {"k", 1e6},
+                {"M", 1e9},
+                {"G", 1e12},
                 {"T", 1e15}};
     double factor = 1e3, v;
     for (size_t i = 0; i < sizeof unit / sizeof *unit; i++) {

@@ -1,6 +1,7 @@
-/* profile.h: what a model and a device are, to the planner: the figures from which seconds and bytes follow. Built-in
- * profiles carry nominal parameter counts (Llama-3-70B: 70e9), as the field's own arithmetic does; a model read from a file
- * has its exact count. Devices: vendors' data sheets, dense (not sparse) peaks, one direction of each link. */
+/* profile.h: what a model and a device are, to the planner: the figures from which seconds and
+ * bytes follow. Built-in profiles carry nominal parameter counts (Llama-3-70B: 70e9), as the
+ * field's own arithmetic does; a model read from a file has its exact count. Devices: vendors' data
+ * sheets, dense (not sparse) peaks, one direction of each link. */
 #pragma once
 #include "lib/base/str.h"
 
@@ -8,11 +9,13 @@ struct model_profile {
     char name[128];
     double params, active_params; /* all; used for one token (equal for a dense model) */
     uint32_t layers, d_model, heads, kv_heads, head_dim, vocab;
-    uint32_t experts, experts_per_token, shared_experts, moe_layers, d_expert; /* experts 0: dense */
-    uint32_t redundant_experts;        /* replicas kept besides, for balance */
-    uint32_t mla_rank, mla_rope_dim;   /* latent attention: KV is (rank + rope) a token and layer; 0: none */
-    double weight_bytes;               /* a parameter, as stored; 2 = BF16 */
-    double file_bytes;                 /* of the weights when read from a file; 0: params × weight_bytes */
+    uint32_t experts, experts_per_token, shared_experts, moe_layers,
+        d_expert;               /* experts 0: dense */
+    uint32_t redundant_experts; /* replicas kept besides, for balance */
+    uint32_t mla_rank,
+        mla_rope_dim;    /* latent attention: KV is (rank + rope) a token and layer; 0: none */
+    double weight_bytes; /* a parameter, as stored; 2 = BF16 */
+    double file_bytes;   /* of the weights when read from a file; 0: params × weight_bytes */
     double max_context_tokens;
     char source[512]; /* where the weights are, as spec.model.source */
 };

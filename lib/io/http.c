@@ -62,7 +62,8 @@ static size_t on_body(char *p, size_t size, size_t n, void *ctx)
     return n;
 }
 
-/* libcurl gives whole lines; a status line begins a new set (100-continue, trailers don't matter here). */
+/* libcurl gives whole lines; a status line begins a new set (100-continue, trailers don't matter
+ * here). */
 static size_t on_header(char *p, size_t size, size_t n, void *ctx)
 {
     struct http_call *c = ctx;
@@ -106,7 +107,8 @@ const char *http_header(const struct http_call *c, const char *name)
 
 static struct curl_blob blob(const char *pem)
 {
-    return (struct curl_blob){.data = (void *)(uintptr_t)pem, .len = strlen(pem), .flags = CURL_BLOB_NOCOPY};
+    return (struct curl_blob){
+        .data = (void *)(uintptr_t)pem, .len = strlen(pem), .flags = CURL_BLOB_NOCOPY};
 }
 
 static void set_tls(CURL *e, const struct http_client_config *c)
@@ -188,8 +190,8 @@ static void call_free(struct http_call *c)
     free(c);
 }
 
-static struct http_call *call_new(const struct http_client_config *conf, const struct http_request *r,
-                                  struct err *e)
+static struct http_call *call_new(const struct http_client_config *conf,
+                                  const struct http_request *r, struct err *e)
 {
     struct http_call *c = xcalloc(1, sizeof *c);
     c->r = *r;
@@ -207,7 +209,8 @@ static struct http_call *call_new(const struct http_client_config *conf, const s
     CURLUcode bad = curl_url_set(u, CURLUPART_URL, r->url, 0);
     curl_url_cleanup(u);
     if (rc != CURLE_OK || bad) {
-        err_set(e, EINVAL, "\"%s\" is not a URL that can be called: %s", r->url, curl_url_strerror(bad));
+        err_set(e, EINVAL, "\"%s\" is not a URL that can be called: %s", r->url,
+                curl_url_strerror(bad));
         call_free(c);
         return NULL;
     }
@@ -243,7 +246,7 @@ static struct http_response response_of(struct http_call *c, CURLcode rc)
     out.status = (int)status;
     if (rc != CURLE_OK) {
         out.code = code_of(c, rc);
-        out.error = c->too_big ? "the response is larger than the limit"
+        out.error = c->too_big    ? "the response is larger than the limit"
                     : c->error[0] ? c->error
                                   : curl_easy_strerror(rc);
     }
@@ -357,7 +360,8 @@ static int set_timer(CURLM *m, long ms, void *ctx)
 static void on_socket(uv_poll_t *p, int status, int events)
 {
     struct sock *s = p->data;
-    int what = (events & UV_READABLE ? CURL_CSELECT_IN : 0) | (events & UV_WRITABLE ? CURL_CSELECT_OUT : 0);
+    int what = (events & UV_READABLE ? CURL_CSELECT_IN : 0) |
+               (events & UV_WRITABLE ? CURL_CSELECT_OUT : 0);
     act(s->client, s->fd, status < 0 ? CURL_CSELECT_ERR : what);
 }
 
@@ -392,7 +396,9 @@ static int set_socket(CURL *easy, curl_socket_t fd, int what, void *ctx, void *s
         curl_multi_assign(h->multi, fd, s);
     }
     uv_poll_start(&s->poll,
-                  (what & CURL_POLL_IN ? UV_READABLE : 0) | (what & CURL_POLL_OUT ? UV_WRITABLE : 0), on_socket);
+                  (what & CURL_POLL_IN ? UV_READABLE : 0) |
+                      (what & CURL_POLL_OUT ? UV_WRITABLE : 0),
+                  on_socket);
     return 0;
 }
 

@@ -19,7 +19,8 @@ static void on_idle(uv_idle_t *idle)
     (void)idle;
 }
 
-/* MHD_run handles what is ready; what it says about its next deadline arms the timer, or keeps the loop awake. */
+/* MHD_run handles what is ready; what it says about its next deadline arms the timer, or keeps the
+ * loop awake. */
 static void run(struct httpd *h)
 {
     if (h->running || !h->d)
@@ -69,7 +70,8 @@ static void on_prepare(uv_prepare_t *p)
         run(h);
 }
 
-/* Clients that left while their exchange was suspended: the daemon doesn't watch those sockets, so we do. */
+/* Clients that left while their exchange was suspended: the daemon doesn't watch those sockets, so
+ * we do. */
 static void on_hup(uv_poll_t *p, int status, int events)
 {
     struct httpd *h = p->data;
@@ -122,7 +124,9 @@ static size_t keep_escapes(void *ctx, struct MHD_Connection *mc, char *s)
 static enum MHD_Result begin(struct httpd_req *r, struct MHD_Connection *mc, const char *method)
 {
     r->mc = mc;
-    r->conn = *(struct conn **)(uintptr_t)&MHD_get_connection_info(mc, MHD_CONNECTION_INFO_SOCKET_CONTEXT)->socket_context;
+    r->conn =
+        *(struct conn **)(uintptr_t)&MHD_get_connection_info(mc, MHD_CONNECTION_INFO_SOCKET_CONTEXT)
+             ->socket_context;
     r->conn->req = r;
     r->method = xstrdup(method);
     r->h->active++;
@@ -130,10 +134,13 @@ static enum MHD_Result begin(struct httpd_req *r, struct MHD_Connection *mc, con
     uint64_t n = 0;
     if (length && httpd_header(r, "Transfer-Encoding")) {
         r->refused = true;
-        httpd_replyf(r, 400, "text/plain", "Content-Length and Transfer-Encoding exclude each other\n");
-    } else if (length && (str_to_u64(str_c(length), 0, UINT64_MAX, &n) || n > r->h->c.max_body_bytes)) {
+        httpd_replyf(r, 400, "text/plain",
+                     "Content-Length and Transfer-Encoding exclude each other\n");
+    } else if (length &&
+               (str_to_u64(str_c(length), 0, UINT64_MAX, &n) || n > r->h->c.max_body_bytes)) {
         r->refused = true;
-        httpd_replyf(r, 413, "text/plain", "The request body is larger than the limit of %zu bytes\n",
+        httpd_replyf(r, 413, "text/plain",
+                     "The request body is larger than the limit of %zu bytes\n",
                      r->h->c.max_body_bytes);
     } else if (r->state == EX_REPLY) {
         r->refused = true; /* the URI was malformed */
@@ -152,7 +159,8 @@ static enum MHD_Result on_request(void *ctx, struct MHD_Connection *mc, const ch
     if (*data_n) {
         if (!r->refused && buf_append(&r->body, data, *data_n)) {
             r->refused = true;
-            httpd_replyf(r, 413, "text/plain", "The request body is larger than the limit of %zu bytes\n",
+            httpd_replyf(r, 413, "text/plain",
+                         "The request body is larger than the limit of %zu bytes\n",
                          r->h->c.max_body_bytes);
         }
         *data_n = 0;
@@ -200,14 +208,18 @@ static int start_daemon(struct httpd *h, struct err *e)
     struct sockaddr_in addr = {.sin_family = AF_INET, .sin_port = htons(c->port)};
     if (inet_pton(AF_INET, c->host ? c->host : "127.0.0.1", &addr.sin_addr) != 1)
         return err_set(e, EINVAL, "listen address \"%s\" is not a numeric IPv4 address", c->host);
-    struct MHD_OptionItem tls[] = {{MHD_OPTION_END, 0, NULL}, {MHD_OPTION_END, 0, NULL},
-                                   {MHD_OPTION_END, 0, NULL}, {MHD_OPTION_END, 0, NULL}};
+    struct MHD_OptionItem tls[] = {{MHD_OPTION_END, 0, NULL},
+                                   {MHD_OPTION_END, 0, NULL},
+                                   {MHD_OPTION_END, 0, NULL},
+                                   {MHD_OPTION_END, 0, NULL}};
     unsigned flags = MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG;
     int n = 0;
     if (c->tls_cert_pem) {
         flags |= MHD_USE_TLS;
-        tls[n++] = (struct MHD_OptionItem){MHD_OPTION_HTTPS_MEM_CERT, 0, (void *)(uintptr_t)c->tls_cert_pem};
-        tls[n++] = (struct MHD_OptionItem){MHD_OPTION_HTTPS_MEM_KEY, 0, (void *)(uintptr_t)c->tls_key_pem};
+        tls[n++] = (struct MHD_OptionItem){MHD_OPTION_HTTPS_MEM_CERT, 0,
+                                           (void *)(uintptr_t)c->tls_cert_pem};
+        tls[n++] =
+            (struct MHD_OptionItem){MHD_OPTION_HTTPS_MEM_KEY, 0, (void *)(uintptr_t)c->tls_key_pem};
         if (c->tls_client_ca_pem)
             tls[n++] = (struct MHD_OptionItem){MHD_OPTION_HTTPS_MEM_TRUST, 0,
                                                (void *)(uintptr_t)c->tls_client_ca_pem};
@@ -218,13 +230,15 @@ static int start_daemon(struct httpd *h, struct err *e)
         MHD_OPTION_SOCK_ADDR, &addr, MHD_OPTION_LISTENING_ADDRESS_REUSE, 1u,
         MHD_OPTION_CONNECTION_LIMIT, c->max_connections ? c->max_connections : 1024u,
         MHD_OPTION_CONNECTION_TIMEOUT, idle, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
-        (size_t)(c->connection_bytes ? c->connection_bytes : 65536),
-        MHD_OPTION_NOTIFY_CONNECTION, on_connection, h, MHD_OPTION_NOTIFY_COMPLETED, on_completed, h,
-        MHD_OPTION_URI_LOG_CALLBACK, on_uri, h, MHD_OPTION_UNESCAPE_CALLBACK, keep_escapes, NULL,
-        MHD_OPTION_LISTEN_BACKLOG_SIZE, 1024u, MHD_OPTION_ARRAY, tls, MHD_OPTION_END);
+        (size_t)(c->connection_bytes ? c->connection_bytes : 65536), MHD_OPTION_NOTIFY_CONNECTION,
+        on_connection, h, MHD_OPTION_NOTIFY_COMPLETED, on_completed, h, MHD_OPTION_URI_LOG_CALLBACK,
+        on_uri, h, MHD_OPTION_UNESCAPE_CALLBACK, keep_escapes, NULL, MHD_OPTION_LISTEN_BACKLOG_SIZE,
+        1024u, MHD_OPTION_ARRAY, tls, MHD_OPTION_END);
     if (!h->d)
-        return err_set(e, errno ? errno : EIO, "can't listen on %s:%u: %s (is another program using the port?)",
-                       c->host ? c->host : "127.0.0.1", c->port, errno ? strerror(errno) : "TLS set-up failed");
+        return err_set(e, errno ? errno : EIO,
+                       "can't listen on %s:%u: %s (is another program using the port?)",
+                       c->host ? c->host : "127.0.0.1", c->port,
+                       errno ? strerror(errno) : "TLS set-up failed");
     h->port = MHD_get_daemon_info(h->d, MHD_DAEMON_INFO_BIND_PORT)->port;
     return 0;
 }

@@ -1,4 +1,5 @@
-/* httpd_int.h: what httpd.c (daemon, loop, connections) and httpd_req.c (one exchange) share. Not for others. */
+/* httpd_int.h: what httpd.c (daemon, loop, connections) and httpd_req.c (one exchange) share. Not
+ * for others. */
 #pragma once
 #include "lib/io/httpd.h"
 

@@ -12,7 +12,9 @@
 
 static int hex(char c)
 {
-    return c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : -1;
+    return c >= '0' && c <= '9'                 ? c - '0'
+           : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10
+                                                : -1;
 }
 
 /* Percent-decodes s; NULL for a broken escape or a NUL byte. Heap. */
@@ -170,7 +172,8 @@ const char *httpd_peer(struct httpd_req *r)
 const char *httpd_client_cn(const struct httpd_req *r)
 {
     static _Thread_local char cn[256];
-    const union MHD_ConnectionInfo *info = MHD_get_connection_info(r->mc, MHD_CONNECTION_INFO_GNUTLS_SESSION);
+    const union MHD_ConnectionInfo *info =
+        MHD_get_connection_info(r->mc, MHD_CONNECTION_INFO_GNUTLS_SESSION);
     unsigned verdict = 1, n = 0;
     if (!info || !r->h->c.tls_client_ca_pem)
         return NULL;
@@ -229,7 +232,8 @@ void httpd_req_gone(struct httpd_req *r)
     httpd_req_resume(r);
 }
 
-static void set_response(struct httpd_req *r, int status, const char *content_type, enum exchange state)
+static void set_response(struct httpd_req *r, int status, const char *content_type,
+                         enum exchange state)
 {
     if (content_type)
         MHD_add_response_header(r->response, MHD_HTTP_HEADER_CONTENT_TYPE, content_type);
@@ -244,7 +248,8 @@ void httpd_reply(struct httpd_req *r, int status, const char *content_type, stru
 {
     if (r->state > EX_PENDING)
         return;
-    r->response = MHD_create_response_from_buffer(body.n, (void *)(uintptr_t)body.p, MHD_RESPMEM_MUST_COPY);
+    r->response =
+        MHD_create_response_from_buffer(body.n, (void *)(uintptr_t)body.p, MHD_RESPMEM_MUST_COPY);
     ASSERT(r->response);
     set_response(r, status, content_type, EX_REPLY);
 }
@@ -286,7 +291,8 @@ static ssize_t read_stream(void *ctx, uint64_t pos, char *out, size_t max)
     return (ssize_t)n;
 }
 
-void httpd_stream_start(struct httpd_req *r, int status, const char *content_type, size_t max_queued)
+void httpd_stream_start(struct httpd_req *r, int status, const char *content_type,
+                        size_t max_queued)
 {
     if (r->state > EX_PENDING)
         return;

@@ -6,7 +6,8 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-/* Nesting is bounded before jansson recurses. Strings are skipped so that brackets inside don't count. */
+/* Nesting is bounded before jansson recurses. Strings are skipped so that brackets inside don't
+ * count. */
 static int check_depth(struct str t, int max_depth, struct err *e)
 {
     int depth = 0;
@@ -34,12 +35,14 @@ json_t *json_parse(struct str text, size_t max_bytes, int max_depth, struct err 
 {
     json_error_t je;
     if (text.n > max_bytes) {
-        err_set(e, EMSGSIZE, "JSON of %zu bytes is larger than the limit of %zu", text.n, max_bytes);
+        err_set(e, EMSGSIZE, "JSON of %zu bytes is larger than the limit of %zu", text.n,
+                max_bytes);
         return NULL;
     }
     if (check_depth(text, max_depth ? max_depth : JSON_MAX_DEPTH, e))
         return NULL;
-    json_t *o = json_loadb(text.p ? text.p : "", text.n, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &je);
+    json_t *o =
+        json_loadb(text.p ? text.p : "", text.n, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &je);
     if (!o)
         err_set(e, EINVAL, "JSON line %d column %d: %s", je.line, je.column, je.text);
     return o;
@@ -171,7 +174,7 @@ int json_merge_patch(json_t *target, const json_t *patch)
 {
     const char *key;
     json_t *v;
-    json_object_foreach((json_t *)(uintptr_t)patch, key, v) {
+    json_object_foreach ((json_t *)(uintptr_t)patch, key, v) {
         if (json_is_null(v)) {
             json_object_del(target, key);
             continue;

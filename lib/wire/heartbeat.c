@@ -35,14 +35,14 @@ int wire_heartbeat_encode(const struct wire_heartbeat *h, struct buf *out)
     le_put64(p + 16, h->seq);
     le_put32(p + 24, h->flags);
     le_put32(p + 28, h->xfer_port);
-    const uint32_t u[] = {l->running, l->waiting, l->kv_blocks, l->kv_blocks_used,
-                          l->kv_blocks_cached, l->block_tokens};
+    const uint32_t u[] = {l->running,        l->waiting,          l->kv_blocks,
+                          l->kv_blocks_used, l->kv_blocks_cached, l->block_tokens};
     memcpy(p + 32, u, sizeof u);
     memcpy(p + 56, &l->prefill_tokens_per_s, 4);
     memcpy(p + 60, &l->decode_step_s, 4);
-    const uint64_t q[] = {l->waiting_tokens, l->resident_tokens, l->prompt_tokens_total,
+    const uint64_t q[] = {l->waiting_tokens,      l->resident_tokens,        l->prompt_tokens_total,
                           l->cached_tokens_total, l->generated_tokens_total, l->kv_bytes_in_total,
-                          l->kv_bytes_out_total, l->preemptions_total};
+                          l->kv_bytes_out_total,  l->preemptions_total};
     memcpy(p + 64, q, sizeof q);
     le_put32(p + 128, h->n_added);
     le_put32(p + 132, h->n_removed);

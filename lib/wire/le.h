@@ -1,5 +1,5 @@
-/* le.h: little-endian loads and stores at any alignment, and bounded cursors over them. A cursor that ran past its end
- * stays failed, so a decoder checks once at the end. */
+/* le.h: little-endian loads and stores at any alignment, and bounded cursors over them. A cursor
+ * that ran past its end stays failed, so a decoder checks once at the end. */
 #pragma once
 #include "lib/base/str.h"
 

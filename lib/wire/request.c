@@ -18,8 +18,9 @@ static void put_peer(unsigned char *p, const struct wire_peer *peer)
 int wire_request_encode(const struct wire_request *r, struct buf *out)
 {
     unsigned char h[HEADER_BYTES] = {0};
-    const float f[6] = {r->temperature,        r->top_p,            r->min_p,
-                        r->repetition_penalty, r->presence_penalty, r->frequency_penalty};
+    const float f[6] = {
+        r->temperature,      r->top_p, r->min_p, r->repetition_penalty, r->presence_penalty,
+        r->frequency_penalty};
     le_put32(h, WIRE_REQUEST_MAGIC);
     le_put32(h + 4, WIRE_REQUEST_VERSION);
     le_put64(h + 8, r->id[0]);
@@ -27,9 +28,9 @@ int wire_request_encode(const struct wire_request *r, struct buf *out)
     le_put64(h + 24, r->seed);
     le_put32(h + 32, r->flags);
     memcpy(h + 36, f, sizeof f);
-    const uint32_t u[] = {r->top_k,    r->max_tokens,  r->min_tokens, r->deadline_ms,
-                          (uint32_t)r->n_top << 16 | r->n, r->n_prompt, r->n_generated,
-                          r->n_stop_ids, r->n_bias,    r->n_blocks};
+    const uint32_t u[] = {
+        r->top_k,    r->max_tokens,  r->min_tokens, r->deadline_ms, (uint32_t)r->n_top << 16 | r->n,
+        r->n_prompt, r->n_generated, r->n_stop_ids, r->n_bias,      r->n_blocks};
     memcpy(h + 60, u, sizeof u);
     put_peer(h + 100, &r->prefill);
     size_t n_tokens = (size_t)r->n_prompt + r->n_generated;

@@ -7,9 +7,10 @@
 #include <stdlib.h>
 #include <cmocka.h>
 
-static const char self_text[] =
-    "{\"replicas\":3,\"min\":1,\"max\":5,\"name\":\"chat-a\",\"list\":[1,2,3],\"roles\":[{\"n\":\"p\",\"x\":1},{\"n\":\"d\"}],"
-    "\"map\":{\"a\":1,\"b\":2},\"ratio\":0.5,\"on\":true,\"none\":null,\"dash-ed\":7,\"text\":\"h\\u00e9llo\"}";
+static const char self_text[] = "{\"replicas\":3,\"min\":1,\"max\":5,\"name\":\"chat-a\",\"list\":["
+                                "1,2,3],\"roles\":[{\"n\":\"p\",\"x\":1},{\"n\":\"d\"}],"
+                                "\"map\":{\"a\":1,\"b\":2},\"ratio\":0.5,\"on\":true,\"none\":null,"
+                                "\"dash-ed\":7,\"text\":\"h\\u00e9llo\"}";
 
 /* "true", "false", "error" (when evaluated) or "refused" (when compiled). */
 static const char *run(const char *text, const char *old_text)
@@ -62,21 +63,25 @@ static void expressions_have_the_values_of_the_specification(void **state)
         {"self.list.map(x, x > 1, x + 1) == [3, 4]", "true"},
         {"self.map.all(k, k in ['a', 'b'])", "true"},
         {"self.list.all(x, self.list.exists(y, y == x))", "true"},
-        {"self.name.startsWith('chat') && self.name.endsWith('-a') && self.name.contains('at-')", "true"},
+        {"self.name.startsWith('chat') && self.name.endsWith('-a') && self.name.contains('at-')",
+         "true"},
         {"self.name.matches('^[a-z]+-[a-z]$') && !self.name.matches('^\\\\d+$')", "true"},
         {"self.name.split('-') == ['chat', 'a'] && ['a', 'b'].join('/') == 'a/b'", "true"},
         {"self.name.replace('a', 'o') == 'chot-o' && self.name.substring(1, 3) == 'ha'", "true"},
-        {"self.name.indexOf('t') == 3 && self.name.upperAscii() == 'CHAT-A' && ' x '.trim() == 'x'", "true"},
+        {"self.name.indexOf('t') == 3 && self.name.upperAscii() == 'CHAT-A' && ' x '.trim() == 'x'",
+         "true"},
         {"int('12') == 12 && string(12) == '12' && double('1.5') == 1.5", "true"},
         {"int('x') == 1", "error"},
         {"self.ratio < 1.0 && self.ratio + 0.25 == 0.75", "true"},
         {"self.__dash__x == 1", "error"},
         {"self.dash__dash__ed == 7", "true"},
-        {"quantity('1Gi').isGreaterThan(quantity('500Mi')) && isQuantity('5m') && !isQuantity('x')", "true"},
+        {"quantity('1Gi').isGreaterThan(quantity('500Mi')) && isQuantity('5m') && !isQuantity('x')",
+         "true"},
         {"duration('1m30s') == duration('90s') && duration('1s') < duration('2s')", "true"},
         {"{'a': 1}.a == 1 && {'a': [1]} == {'a': [1]}", "true"},
         {"self.list == [1, 2, 3] && self.list != [1]", "true"},
-        {"[3, 1, 2].max() == 3 && [3, 1].min() == 1 && [1, 2].sum() == 3 && [1, 2].isSorted()", "true"},
+        {"[3, 1, 2].max() == 3 && [3, 1].min() == 1 && [1, 2].sum() == 3 && [1, 2].isSorted()",
+         "true"},
         {"'a' < 'b' && !('b' <= 'a') && true != false", "true"},
         {"'a' < 1", "error"},
         {"!self.replicas", "error"},
@@ -123,8 +128,10 @@ static void deep_or_endless_expressions_are_bounded(void **state)
     assert_string_equal(run(deep, NULL), "refused");
     memset(deep, '!', 2000);
     assert_string_equal(run(deep, NULL), "refused");
-    assert_string_equal(run("self.list.all(a, self.list.all(b, self.list.all(c, self.list.all(d, self.list.all(e, self.list.all(f, "
-                            "self.list.all(g, self.list.all(h, self.list.all(i, self.list.all(j, self.list.all(k, 1 == 1)))))))))))",
+    assert_string_equal(run("self.list.all(a, self.list.all(b, self.list.all(c, self.list.all(d, "
+                            "self.list.all(e, self.list.all(f, "
+                            "self.list.all(g, self.list.all(h, self.list.all(i, self.list.all(j, "
+                            "self.list.all(k, 1 == 1)))))))))))",
                             NULL),
                         "error");
 }

@@ -48,7 +48,8 @@ static void json_strings_are_escaped_and_valid_utf8(void **state)
     struct buf b;
     buf_init(&b, 1000);
     assert_int_equal(buf_json_str(&b, STR("a\"\\\n\x01\xff\xc3\xa9\xed\xa0\x80")), 0);
-    assert_string_equal(b.data, "\"a\\\"\\\\\\n\\u0001\xef\xbf\xbd\xc3\xa9\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\"");
+    assert_string_equal(
+        b.data, "\"a\\\"\\\\\\n\\u0001\xef\xbf\xbd\xc3\xa9\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\"");
     buf_fini(&b);
 }
 

@@ -13,7 +13,17 @@ static struct plan plan;
 
 static struct plan_input input(const char *model, const char *device)
 {
-    return (struct plan_input){model_profile_find(model), device_profile_find(device), 8192, 512, 64, 2, 0, 0, 0, 0, false};
+    return (struct plan_input){model_profile_find(model),
+                               device_profile_find(device),
+                               8192,
+                               512,
+                               64,
+                               2,
+                               0,
+                               0,
+                               0,
+                               0,
+                               false};
 }
 
 static void expect(const char *id, double want, double tolerance)

@@ -1,4 +1,5 @@
-/* The HTTP server and client against each other in one loop: bodies, streams, bounds, and clients that leave. */
+/* The HTTP server and client against each other in one loop: bodies, streams, bounds, and clients
+ * that leave. */
 #include "lib/base/clock.h"
 #include "lib/io/http.h"
 #include "lib/io/httpd.h"
@@ -58,7 +59,11 @@ static int setup(void **state)
     struct err e = {0};
     uv_loop_init(&f->loop);
     buf_init(&f->got, 1 << 20);
-    struct httpd_config hc = {.loop = &f->loop, .host = "127.0.0.1", .max_body_bytes = 100000, .handler = handler, .ctx = f};
+    struct httpd_config hc = {.loop = &f->loop,
+                              .host = "127.0.0.1",
+                              .max_body_bytes = 100000,
+                              .handler = handler,
+                              .ctx = f};
     assert_int_equal(httpd_start(&hc, &f->server, &e), 0);
     struct http_client_config cc = {.loop = &f->loop};
     assert_int_equal(http_client_new(&cc, &f->client, &e), 0);
@@ -101,7 +106,11 @@ static struct http_call *start(struct fixture *f, const char *path, struct str b
 {
     struct err e = {0};
     CLEANUP(free_charp) char *url = xasprintf("%s%s", f->url, path);
-    struct http_request r = {.method = body.n ? "POST" : "GET", .url = url, .body = body, .on_done = on_done, .ctx = f,
+    struct http_request r = {.method = body.n ? "POST" : "GET",
+                             .url = url,
+                             .body = body,
+                             .on_done = on_done,
+                             .ctx = f,
                              .on_data = stream ? on_data : NULL};
     struct http_call *c = http_start(f->client, &r, &e);
     assert_non_null(c);
@@ -201,7 +210,8 @@ static void a_refused_connection_is_an_error(void **state)
 
 static void raw(struct fixture *f, const char *text, char *out, size_t max)
 {
-    struct sockaddr_in a = {.sin_family = AF_INET, .sin_port = htons(httpd_port(f->server)),
+    struct sockaddr_in a = {.sin_family = AF_INET,
+                            .sin_port = htons(httpd_port(f->server)),
                             .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     int fd = socket(AF_INET, SOCK_STREAM, 0);
     assert_int_equal(connect(fd, (struct sockaddr *)&a, sizeof a), 0);
@@ -224,8 +234,10 @@ static void smuggling_and_malformed_paths_are_refused(void **state)
 {
     struct fixture *f = *state;
     char out[4096] = "";
-    raw(f, "POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", out,
-        sizeof out);
+    raw(f,
+        "POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nTransfer-Encoding: "
+        "chunked\r\n\r\n0\r\n\r\n",
+        out, sizeof out);
     assert_non_null(strstr(out, " 400 "));
     raw(f, "GET /a%00b HTTP/1.1\r\nHost: x\r\n\r\n", out, sizeof out);
     assert_non_null(strstr(out, " 400 "));
