@@ -171,14 +171,14 @@ FILTER(f_join)
 
 FILTER(f_wordcount)
 {
-    struct val words, self;
+    struct val words;
     struct args none = {0};
     struct str s;
     (void)a;
     int rc = v_text(r, v, &s);
-    if (!rc)
-        rc = jinja_str_method(r, s, STR("split"), &none, &self);
-    words = self;
+    if (rc)
+        return rc;
+    rc = jinja_str_method(r, s, STR("split"), &none, &words);
     if (!rc)
         *out = v_int((int64_t)words.l->n);
     return rc;

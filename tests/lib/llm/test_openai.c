@@ -216,7 +216,7 @@ static const struct {
      "messages[0].content", "objects"},
     {OPENAI_CHAT,
      "{" M "\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"image_url\",\"image_url\":{"
-           "\"url\":\"x\"}}]}]}",
+     "\"url\":\"x\"}}]}]}",
      400, "messages[0].content", "\"text\""},
     {OPENAI_CHAT, "{" M "\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\"}]}]}",
      400, "messages[0].content", "without a text"},
@@ -261,7 +261,7 @@ static const struct {
     {OPENAI_CHAT, "{" CHAT_OK ",\"stop\":[\"\"]}", 400, "stop", "1 to"},
     {OPENAI_CHAT,
      "{" CHAT_OK ",\"stop\":[\"1\",\"2\",\"3\",\"4\",\"5\",\"6\",\"7\",\"8\",\"9\",\"a\",\"b\","
-                 "\"c\",\"d\",\"e\",\"f\",\"g\",\"h\"]}",
+     "\"c\",\"d\",\"e\",\"f\",\"g\",\"h\"]}",
      400, "stop", "16"},
     {OPENAI_CHAT, "{" CHAT_OK ",\"stop_token_ids\":[-1]}", 400, "stop_token_ids", "token id"},
     {OPENAI_CHAT, "{" CHAT_OK ",\"logit_bias\":{\"x\":1}}", 400, "logit_bias", "token ids"},
