@@ -92,6 +92,11 @@ int cluster_find(const char *dir, struct cluster *out, struct err *e)
     return 0;
 }
 
+void cluster_refresh(struct cluster *c)
+{
+    c->supervisor = supervisor_pid(c->dir);
+}
+
 void cluster_fini(struct cluster *c)
 {
     free(c->dir);

@@ -18,6 +18,7 @@ struct cluster {
 
 /* dir NULL or "": $XDG_STATE_HOME/baton, else ~/.local/state/baton. */
 int cluster_find(const char *dir, struct cluster *out, struct err *e) MUST_CHECK;
+void cluster_refresh(struct cluster *c); /* is its supervisor alive now? */
 void cluster_fini(struct cluster *c);
 int cluster_remember(const struct cluster *c, struct err *e) MUST_CHECK;
 int cluster_client(const struct cluster *c, struct kube_client **out, struct err *e) MUST_CHECK;

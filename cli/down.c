@@ -50,24 +50,13 @@ static int cleanup(const struct cluster *c, struct err *e)
     return 0;
 }
 
-/* The supervisor's lock is free when it has ended. */
-static bool ended(const struct cluster *c)
-{
-    struct cluster now;
-    struct err e;
-    if (cluster_find(c->dir, &now, &e))
-        return true;
-    bool gone = now.supervisor == 0;
-    cluster_fini(&now);
-    return gone;
-}
-
 int down_cluster(const struct cluster *c, uint64_t grace_s, struct err *e)
 {
     uint64_t kill_at = clock_mono_ns() + (grace_s + 3) * NS_PER_S, give_up = kill_at + 5 * NS_PER_S;
     if (c->supervisor > 0 && kill(c->supervisor, SIGTERM) && errno != ESRCH)
         return err_set(e, errno, "can't end process %d: %s", c->supervisor, strerror(errno));
-    while (c->supervisor > 0 && !ended(c)) {
+    struct cluster now = *c; /* borrowed; only its supervisor is looked at again */
+    for (cluster_refresh(&now); now.supervisor > 0; cluster_refresh(&now)) {
         progress("ending the cluster in %s", c->dir);
         if (clock_mono_ns() > kill_at)
             kill(c->supervisor, SIGKILL);

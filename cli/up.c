@@ -432,15 +432,13 @@ static int stay(struct cluster *c, struct err *e)
     for (;;) {
         struct timespec second = {1, 0};
         int sig = sigtimedwait(&set, NULL, &second);
-        if (sig > 0)
+        if (sig > 0) {
+            cluster_refresh(c);
             return down_cluster(c, 15, e);
-        struct cluster now;
-        int r = cluster_find(c->dir, &now, e);
-        bool alive = !r && now.supervisor > 0;
-        if (!r)
-            cluster_fini(&now);
-        if (!alive)
-            return r;
+        }
+        cluster_refresh(c);
+        if (!c->supervisor)
+            return 0;
     }
 }
 

@@ -58,7 +58,11 @@ static int hold_lock(const char *data, struct err *e)
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     if (fd < 0)
         return err_set(e, errno, "can't open %s: %s", path, strerror(errno));
-    if (flock(fd, LOCK_EX | LOCK_NB)) {
+    for (int i = 0; flock(fd, LOCK_EX | LOCK_NB); i++) {
+        if (i < 20) { /* somebody may only be looking whether it is held */
+            poll(NULL, 0, 25);
+            continue;
+        }
         close(fd);
         return err_set(e, EALREADY, "a supervisor runs already for %s", data);
     }

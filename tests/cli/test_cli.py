@@ -91,6 +91,16 @@ def test_up_makes_a_cluster_and_is_idempotent(cluster):
         pass
 
 
+def test_ctrl_c_ends_a_cluster_in_the_foreground(tmp_path):
+    log = open(tmp_path / "log", "w+")
+    p = subprocess.Popen([BATON, "up", "--data", tmp_path / "fg", "--port", str(free_port())], stderr=log, start_new_session=True)
+    wait_for(lambda: "Ctrl-C" in (tmp_path / "log").read_text(), 30, "up")
+    p.send_signal(signal.SIGINT)
+    assert p.wait(30) == 0, (tmp_path / "log").read_text()
+    assert not (tmp_path / "fg/supervisor.json").exists()
+    assert "nothing was running" in baton("down", "--data", tmp_path / "fg").stderr
+
+
 def test_a_taken_port_and_a_foreign_folder_are_clear_errors(tmp_path):
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
