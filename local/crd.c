@@ -268,7 +268,9 @@ static void fill_version(struct crd *crd, struct crd_version *cv, const json_t *
     const json_t *openapi = json_at(v, "schema.openAPIV3Schema");
     const json_t *scale = json_at(v, "subresources.scale");
     struct field_errors errs = {0};
+    static uint64_t serial;
     cv->crd = crd;
+    cv->serial = ++serial;
     cv->name = xstrdup(json_str_at(v, "name", ""));
     cv->schema_doc = root_schema(openapi);
     if (openapi && schema_compile(openapi, &cv->schema, &errs)) {

@@ -6,6 +6,7 @@ struct schema;
 
 struct crd_version {
     struct crd *crd;
+    uint64_t serial; /* another one after each change of the definition */
     char *name;
     json_t *schema_doc;   /* openAPIV3Schema with the metadata fields filled in, owned; NULL: none */
     struct schema *schema; /* compiled (schema.h) */

@@ -68,7 +68,27 @@ json_t *object_view(const struct resource *r, const struct obj *o)
     if (r->ops && r->ops->from_storage)
         doc = r->ops->from_storage(doc);
     json_object_set_new(doc, "apiVersion", json_string(resource_api_version(r, api)));
+    if (r->crdv && r->crdv->schema) {
+        schema_prune(r->crdv->schema, doc, NULL);
+        schema_default(r->crdv->schema, doc);
+    }
     return doc;
+}
+
+bool object_is_view(const struct resource *r, struct obj *o)
+{
+    char api[128];
+    if ((r->ops && r->ops->from_storage) ||
+        strcmp(json_str_at(o->doc, "apiVersion", ""), resource_api_version(r, api)))
+        return false;
+    if (!r->crdv || o->schema_serial == r->crdv->serial)
+        return true;
+    json_t *view = object_view(r, o);
+    bool same = json_equal(view, o->doc);
+    json_decref(view);
+    if (same)
+        o->schema_serial = r->crdv->serial;
+    return same;
 }
 
 /* ---- decoding ---- */

@@ -29,14 +29,6 @@ const char *render_content_type(const struct render *d, bool stream)
     return stream ? "application/json;stream=watch" : "application/json";
 }
 
-/* The stored text is the served text unless the version differs or the kind converts. */
-static bool stored_is_served(const struct resource *r, const struct obj *o)
-{
-    char api[128];
-    return !(r->ops && r->ops->from_storage) &&
-           !strcmp(json_str_at(o->doc, "apiVersion", ""), resource_api_version(r, api));
-}
-
 static json_t *partial(const json_t *doc)
 {
     return json_pack("{s:s,s:s,s:O}", "kind", "PartialObjectMetadata", "apiVersion", "meta.k8s.io/v1",
@@ -79,9 +71,9 @@ json_t *render_doc(const struct render *d, const json_t *doc)
 
 int render_object(const struct render *d, struct obj *o, bool columns, struct buf *out)
 {
-    if (d->accept == ACCEPT_OBJECT && stored_is_served(d->r, o))
+    if (d->accept == ACCEPT_OBJECT && object_is_view(d->r, o))
         return buf_str(out, obj_text(o));
-    json_t *doc = stored_is_served(d->r, o) ? json_incref(o->doc) : object_view(d->r, o);
+    json_t *doc = object_is_view(d->r, o) ? json_incref(o->doc) : object_view(d->r, o);
     json_t *v = render_one(d, doc, columns);
     int rc = json_write(v, false, out);
     json_decref(v);
@@ -94,7 +86,7 @@ static int render_table(const struct render *d, struct obj *const *objs, size_t 
 {
     json_t *rows = json_array();
     for (size_t i = 0; i < n; i++) {
-        json_t *doc = stored_is_served(d->r, objs[i]) ? json_incref(objs[i]->doc)
+        json_t *doc = object_is_view(d->r, objs[i]) ? json_incref(objs[i]->doc)
                                                       : object_view(d->r, objs[i]);
         json_array_append_new(rows, row(d, doc));
         json_decref(doc);
@@ -110,7 +102,7 @@ static int render_item(const struct render *d, struct obj *o, struct buf *out)
 {
     if (d->accept != ACCEPT_OBJECT || resource_has(d->r, R_CUSTOM))
         return render_object(d, o, false, out);
-    if (stored_is_served(d->r, o)) {
+    if (object_is_view(d->r, o)) {
         int rc = buf_cstr(out, "{");
         return rc ? rc : buf_str(out, obj_item_tail(o));
     }

@@ -87,8 +87,11 @@ void server_touch(struct server *s);
 struct obj *object_store(struct server *s, const struct resource *r, json_t *doc, json_t **st);
 int object_remove(struct server *s, const struct resource *r, struct obj *o, json_t **st) MUST_CHECK;
 
-/* Served form of a stored object for resource r: apiVersion of r, conversion. New reference. */
+/* Served form of a stored object for resource r: apiVersion of r, conversion, and for custom resources what the schema of today
+ * prunes and defaults. New reference. */
 json_t *object_view(const struct resource *r, const struct obj *o);
+/* Whether the stored document is the served form already. */
+bool object_is_view(const struct resource *r, struct obj *o);
 
 /* subresource handlers (sub.c); true when c->sub is theirs */
 bool sub_handle(struct call *c);

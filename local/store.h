@@ -22,6 +22,7 @@ struct obj {
     uint64_t rv;
     unsigned refs;
     bool has_owners;
+    uint64_t schema_serial; /* of the crd_version whose pruning and defaults change nothing in doc */
 };
 struct obj *obj_ref(struct obj *o);
 void obj_unref(struct obj *o);

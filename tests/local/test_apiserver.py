@@ -415,3 +415,21 @@ def test_typed_commands_of_kubectl_send_protobuf_and_are_understood(server):
     svc = json.loads(kubectl("get", "service", "svc", "-o", "json", *in_ns))
     assert svc["spec"]["ports"][0]["targetPort"] == 8080
     kubectl("delete", "namespace", "typed")
+
+
+def test_objects_are_read_by_the_schema_of_today_and_of_the_version_asked_for(server):
+    spec = lambda **props: {"openAPIV3Schema": {"type": "object", "properties": {"spec": {"type": "object", "properties": props}}}}  # noqa: E731
+    text = {"type": "string"}
+    crd = {"metadata": {"name": "olds.a.dev"}, "spec": {
+        "group": "a.dev", "scope": "Cluster", "names": {"plural": "olds", "kind": "Old"},
+        "versions": [{"name": "v1", "served": True, "storage": True, "schema": spec(a=text)},
+                     {"name": "v2", "served": True, "storage": False, "schema": spec(a=text, b=text)}]}}
+    crds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+    made = server.do("POST", crds, crd)
+    server.do("POST", "/apis/a.dev/v2/olds", {"apiVersion": "a.dev/v2", "kind": "Old", "metadata": {"name": "x"}, "spec": {"a": "1", "b": "2"}})
+    assert server.do("GET", "/apis/a.dev/v1/olds/x")["spec"] == {"a": "1"}
+    assert server.do("GET", "/apis/a.dev/v2/olds/x")["spec"] == {"a": "1", "b": "2"}
+    made["spec"]["versions"][1]["schema"] = spec(a=text, b=text, c={"type": "string", "default": "new"})
+    server.do("PUT", f"{crds}/olds.a.dev", made)
+    assert server.do("GET", "/apis/a.dev/v2/olds")["items"][0]["spec"] == {"a": "1", "b": "2", "c": "new"}
+    server.do("DELETE", f"{crds}/olds.a.dev")
