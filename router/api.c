@@ -37,6 +37,16 @@ static void fail(struct httpd_req *req, int status, const char *code, const char
     api_error(req, &e);
 }
 
+static void set_request_id(struct httpd_req *req, struct router *r, char out[REQUEST_ID_MAX + 1]);
+
+/* What the HTTP server itself refuses, in OpenAI's form. */
+void api_refuse(struct httpd_req *req, int status, const char *message, void *ctx)
+{
+    char id[REQUEST_ID_MAX + 1];
+    set_request_id(req, ctx, id);
+    fail(req, status, status == 413 ? "request_too_large" : "invalid_request", message);
+}
+
 void draw_id(const char *prefix, struct router *r, size_t bytes, char *out)
 {
     uint64_t v[2] = {rng_next(&r->rng), rng_next(&r->rng)};

@@ -131,6 +131,7 @@ static int listen_on(struct router *r, const char *host, struct httpd **out, str
                              .tls_cert_pem = cert,
                              .tls_key_pem = key,
                              .handler = api_handle,
+                             .refuse = api_refuse,
                              .ctx = r};
     int rc = httpd_start(&c, out, e);
     if (!rc)

@@ -130,6 +130,7 @@ struct exchange {
 
 /* api.c */
 void api_handle(struct httpd_req *req, void *ctx);
+void api_refuse(struct httpd_req *req, int status, const char *message, void *ctx);
 void api_error(struct httpd_req *req, const struct openai_error *e);
 /* prefix and 2 x bytes hex digits (bytes <= 16) */
 void draw_id(const char *prefix, struct router *r, size_t bytes, char *out);

@@ -120,6 +120,14 @@ static size_t keep_escapes(void *ctx, struct MHD_Connection *mc, char *s)
     return strlen(s);
 }
 
+static void refuse_large(struct httpd_req *r)
+{
+    char message[96];
+    snprintf(message, sizeof message, "the request body is larger than the limit of %zu bytes",
+             r->h->c.max_body_bytes);
+    httpd_req_refuse(r, 413, message);
+}
+
 /* First sight of an exchange: refuse what must not be read. */
 static enum MHD_Result begin(struct httpd_req *r, struct MHD_Connection *mc, const char *method)
 {
@@ -132,19 +140,12 @@ static enum MHD_Result begin(struct httpd_req *r, struct MHD_Connection *mc, con
     r->h->active++;
     const char *length = httpd_header(r, "Content-Length");
     uint64_t n = 0;
-    if (length && httpd_header(r, "Transfer-Encoding")) {
-        r->refused = true;
-        httpd_replyf(r, 400, "text/plain",
-                     "Content-Length and Transfer-Encoding exclude each other\n");
-    } else if (length &&
-               (str_to_u64(str_c(length), 0, UINT64_MAX, &n) || n > r->h->c.max_body_bytes)) {
-        r->refused = true;
-        httpd_replyf(r, 413, "text/plain",
-                     "The request body is larger than the limit of %zu bytes\n",
-                     r->h->c.max_body_bytes);
-    } else if (r->state == EX_REPLY) {
-        r->refused = true; /* the URI was malformed */
-    }
+    if (r->malformed_path)
+        httpd_req_refuse(r, 400, "the path has a malformed percent escape");
+    else if (length && httpd_header(r, "Transfer-Encoding"))
+        httpd_req_refuse(r, 400, "Content-Length and Transfer-Encoding exclude each other");
+    else if (length && (str_to_u64(str_c(length), 0, UINT64_MAX, &n) || n > r->h->c.max_body_bytes))
+        refuse_large(r);
     return r->refused ? httpd_req_answer(r) : MHD_YES;
 }
 
@@ -157,12 +158,8 @@ static enum MHD_Result on_request(void *ctx, struct MHD_Connection *mc, const ch
     if (!r->mc)
         return begin(r, mc, method);
     if (*data_n) {
-        if (!r->refused && buf_append(&r->body, data, *data_n)) {
-            r->refused = true;
-            httpd_replyf(r, 413, "text/plain",
-                         "The request body is larger than the limit of %zu bytes\n",
-                         r->h->c.max_body_bytes);
-        }
+        if (!r->refused && buf_append(&r->body, data, *data_n))
+            refuse_large(r);
         *data_n = 0;
         return MHD_YES;
     }

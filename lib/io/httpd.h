@@ -32,6 +32,9 @@ struct httpd_config {
     const char *tls_cert_pem, *tls_key_pem; /* both or neither */
     const char *tls_client_ca_pem;          /* optional: ask for client certificates */
     httpd_handler handler;
+    /* Words the server's own refusals (a body too large, a malformed path or framing): must
+     * httpd_reply. NULL: plain text. */
+    void (*refuse)(struct httpd_req *req, int status, const char *message, void *ctx);
     void *ctx;
 };
 

@@ -26,7 +26,7 @@ struct httpd_req {
     struct MHD_Connection *mc;
     struct httpd_req *prev, *next;
     enum exchange state;
-    bool in_handler, suspended, gone, aborted, ended, refused;
+    bool in_handler, suspended, gone, aborted, ended, refused, malformed_path;
     char *method, *uri, *path; /* uri: raw, with the query */
     struct str query;
     struct buf body, queue; /* queue: bytes of a stream that wait for the client */
@@ -61,3 +61,5 @@ struct httpd_req *httpd_req_new(struct httpd *h, const char *uri);
 void httpd_req_free(struct httpd_req *r);
 /* Queues what the handler decided; MHD_NO closes the connection. */
 enum MHD_Result httpd_req_answer(struct httpd_req *r);
+/* Answers `status` in the program's own form; the body is not read. */
+void httpd_req_refuse(struct httpd_req *r, int status, const char *message);

@@ -45,6 +45,15 @@ static char *unescape(struct str s, bool plus)
     return out;
 }
 
+void httpd_req_refuse(struct httpd_req *r, int status, const char *message)
+{
+    r->refused = true;
+    if (r->h->c.refuse)
+        r->h->c.refuse(r, status, message, r->h->c.ctx);
+    else
+        httpd_replyf(r, status, "text/plain", "%s\n", message);
+}
+
 struct httpd_req *httpd_req_new(struct httpd *h, const char *uri)
 {
     struct httpd_req *r = xcalloc(1, sizeof *r);
@@ -58,10 +67,9 @@ struct httpd_req *httpd_req_new(struct httpd *h, const char *uri)
     if (r->next)
         r->next->prev = r;
     h->reqs = r;
-    if (!r->path) {
+    r->malformed_path = !r->path;
+    if (!r->path)
         r->path = xstrdup("/");
-        httpd_replyf(r, 400, "text/plain", "The path has a malformed percent escape\n");
-    }
     return r;
 }
 

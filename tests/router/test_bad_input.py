@@ -107,8 +107,15 @@ def test_a_body_too_large_is_413(f):
     c.putrequest("POST", CHAT)
     c.putheader("content-length", str(64 << 20))
     c.endheaders()
-    assert c.getresponse().status == 413
+    r = c.getresponse()
+    assert r.status == 413 and json.loads(r.read())["error"]["code"] == "request_too_large"
+    assert r.getheader("x-request-id")
     c.close()
+
+
+def test_a_malformed_path_is_400_in_openais_form(f):
+    head, body = raw(f, b"GET /v1/models%zz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").split(b"\r\n\r\n", 1)
+    assert b" 400 " in head and json.loads(body)["error"]["type"] == "invalid_request_error"
 
 
 def raw(f, data):
