@@ -24,7 +24,10 @@ static struct user *add_user(struct server *s, char *token, const char *name, co
                              json_t *groups)
 {
     struct user *u = xcalloc(1, sizeof *u);
-    *u = (struct user){.token = token, .name = xstrdup(name), .uid = xstrdup(uid), .groups = groups,
+    *u = (struct user){.token = token,
+                       .name = xstrdup(name),
+                       .uid = xstrdup(uid),
+                       .groups = groups,
                        .next = s->users};
     s->users = u;
     return u;
@@ -102,7 +105,7 @@ static int save(struct server *s, struct err *e)
         if (u->expires_ns)
             continue;
         rc = buf_printf(&b, "%s,%s,%s,\"", u->token, u->name, u->uid);
-        json_array_foreach(u->groups, i, g)
+        json_array_foreach (u->groups, i, g)
             if (!rc)
                 rc = buf_printf(&b, "%s%s", i ? "," : "", json_string_value(g));
         if (!rc)
@@ -121,8 +124,8 @@ const struct user *auth_user(struct server *s, const char *name, struct err *e)
             return u;
     char uid[37];
     new_uid(uid);
-    const struct user *u =
-        add_user(s, new_token(), name, uid, json_pack("[s,s]", "system:masters", "system:authenticated"));
+    const struct user *u = add_user(s, new_token(), name, uid,
+                                    json_pack("[s,s]", "system:masters", "system:authenticated"));
     if (save(s, e))
         return NULL;
     return u;
@@ -168,8 +171,9 @@ const struct user *auth_service_account(struct server *s, const char *ns, const 
 {
     drop_expired(s);
     CLEANUP(free_charp) char *full = xasprintf("system:serviceaccount:%s:%s", ns, name);
-    json_t *groups = json_pack("[s,o,s]", "system:serviceaccounts",
-                               json_sprintf("system:serviceaccounts:%s", ns), "system:authenticated");
+    json_t *groups =
+        json_pack("[s,o,s]", "system:serviceaccounts",
+                  json_sprintf("system:serviceaccounts:%s", ns), "system:authenticated");
     struct user *u = add_user(s, new_token(), full, sa_uid, groups);
     u->expires_ns = expires_ns;
     return u;

@@ -1,6 +1,7 @@
-/* auth.h: users and their bearer tokens. data_dir/tokens (0600) has a line a user: token,name,uid,"group,group" (the format of
- * kube-apiserver's static token file); users are added on first use. Tokens of service accounts (TokenRequest) live in memory, are
- * bounded in number and expire. Tokens are compared in constant time. */
+/* auth.h: users and their bearer tokens. data_dir/tokens (0600) has a line a user:
+ * token,name,uid,"group,group" (the format of kube-apiserver's static token file); users are added
+ * on first use. Tokens of service accounts (TokenRequest) live in memory, are bounded in number and
+ * expire. Tokens are compared in constant time. */
 #pragma once
 #include "local/server_int.h"
 
@@ -22,5 +23,5 @@ const struct user *auth_request(struct server *s, const struct httpd_req *req);
 /* A token for a service account. */
 const struct user *auth_service_account(struct server *s, const char *ns, const char *name,
                                         const char *sa_uid, uint64_t expires_ns);
-json_t *auth_user_info(const struct user *u); /* {username, uid, groups} */
+json_t *auth_user_info(const struct user *u);                        /* {username, uid, groups} */
 char *auth_kubeconfig(const struct server *s, const struct user *u); /* YAML text */

@@ -2,10 +2,10 @@
 #include "local/kinds.h"
 
 #define APIEXT "apiextensions.k8s.io"
-#define RBAC "rbac.authorization.k8s.io"
-#define ADM "admissionregistration.k8s.io"
-#define AUTHZ "authorization.k8s.io"
-#define AUTHN "authentication.k8s.io"
+#define RBAC   "rbac.authorization.k8s.io"
+#define ADM    "admissionregistration.k8s.io"
+#define AUTHZ  "authorization.k8s.io"
+#define AUTHN  "authentication.k8s.io"
 
 enum {
     NS = R_NAMESPACED,
@@ -13,10 +13,13 @@ enum {
 };
 
 #define K(g, v, p, s, k, sh, cat, fl, op, st)                                                      \
-    {.group = (g), .version = (v), .plural = (p), .singular = (s), .kind = (k),                    \
-     .short_names = (sh), .categories = (cat), .flags = (fl), .ops = (op), .storage = (st)}
+    {                                                                                              \
+        .group = (g), .version = (v), .plural = (p), .singular = (s), .kind = (k),                 \
+        .short_names = (sh), .categories = (cat), .flags = (fl), .ops = (op), .storage = (st)      \
+    }
 
-/* group, version, plural, singular, kind, short names, categories, flags, rules, bucket when not group/plural */
+/* group, version, plural, singular, kind, short names, categories, flags, rules, bucket when not
+ * group/plural */
 const struct resource builtin_resources[] = {
     K("", "v1", "bindings", "binding", "Binding", "", "", NS | R_VIRTUAL, NULL, NULL),
     K("", "v1", "configmaps", "configmap", "ConfigMap", "cm", "", NS, &ops_configmap, NULL),
@@ -31,12 +34,12 @@ const struct resource builtin_resources[] = {
     K("", "v1", "resourcequotas", "resourcequota", "ResourceQuota", "quota", "", NS | R_STATUS,
       NULL, NULL),
     K("", "v1", "secrets", "secret", "Secret", "", "", NS, &ops_secret, NULL),
-    K("", "v1", "serviceaccounts", "serviceaccount", "ServiceAccount", "sa", "",
-      NS | R_RETURNS_OBJ, NULL, NULL),
+    K("", "v1", "serviceaccounts", "serviceaccount", "ServiceAccount", "sa", "", NS | R_RETURNS_OBJ,
+      NULL, NULL),
     K("", "v1", "services", "service", "Service", "svc", "all", NS | R_STATUS | R_RETURNS_OBJ,
       &ops_service, NULL),
-    K("", "v1", "persistentvolumeclaims", "persistentvolumeclaim", "PersistentVolumeClaim",
-      "pvc", "", NS | R_STATUS | R_RETURNS_OBJ, NULL, NULL),
+    K("", "v1", "persistentvolumeclaims", "persistentvolumeclaim", "PersistentVolumeClaim", "pvc",
+      "", NS | R_STATUS | R_RETURNS_OBJ, NULL, NULL),
     K("", "v1", "persistentvolumes", "persistentvolume", "PersistentVolume", "pv", "",
       R_STATUS | R_RETURNS_OBJ, NULL, NULL),
     K("apps", "v1", "daemonsets", "daemonset", "DaemonSet", "ds", "all",
@@ -47,16 +50,16 @@ const struct resource builtin_resources[] = {
       &ops_replicaset, NULL),
     K("autoscaling", "v2", "horizontalpodautoscalers", "horizontalpodautoscaler",
       "HorizontalPodAutoscaler", "hpa", "all", NS | R_STATUS | R_GENERATION, &ops_hpa, NULL),
-    K("policy", "v1", "poddisruptionbudgets", "poddisruptionbudget", "PodDisruptionBudget",
-      "pdb", "", NS | R_STATUS | R_GENERATION, &ops_pdb, NULL),
+    K("policy", "v1", "poddisruptionbudgets", "poddisruptionbudget", "PodDisruptionBudget", "pdb",
+      "", NS | R_STATUS | R_GENERATION, &ops_pdb, NULL),
     K("coordination.k8s.io", "v1", "leases", "lease", "Lease", "", "", NS, &ops_lease, NULL),
     K("events.k8s.io", "v1", "events", "event", "Event", "ev", "", NS, &ops_event_v1, "events"),
-    K("discovery.k8s.io", "v1", "endpointslices", "endpointslice", "EndpointSlice", "", "", NS | R_GENERATION,
+    K("discovery.k8s.io", "v1", "endpointslices", "endpointslice", "EndpointSlice", "", "",
+      NS | R_GENERATION, NULL, NULL),
+    K("networking.k8s.io", "v1", "networkpolicies", "networkpolicy", "NetworkPolicy", "netpol", "",
+      NS | R_GENERATION, &ops_networkpolicy, NULL),
+    K("scheduling.k8s.io", "v1", "priorityclasses", "priorityclass", "PriorityClass", "pc", "", 0,
       NULL, NULL),
-    K("networking.k8s.io", "v1", "networkpolicies", "networkpolicy", "NetworkPolicy", "netpol",
-      "", NS | R_GENERATION, &ops_networkpolicy, NULL),
-    K("scheduling.k8s.io", "v1", "priorityclasses", "priorityclass", "PriorityClass", "pc", "",
-      0, NULL, NULL),
     K(RBAC, "v1", "clusterroles", "clusterrole", "ClusterRole", "", "", 0, &ops_role, NULL),
     K(RBAC, "v1", "clusterrolebindings", "clusterrolebinding", "ClusterRoleBinding", "", "", 0,
       &ops_rbac, NULL),
@@ -71,12 +74,13 @@ const struct resource builtin_resources[] = {
     K(ADM, "v1", "validatingadmissionpolicybindings", "validatingadmissionpolicybinding",
       "ValidatingAdmissionPolicyBinding", "", "api-extensions", R_GENERATION, NULL, NULL),
     K(APIEXT, "v1", "customresourcedefinitions", "customresourcedefinition",
-      "CustomResourceDefinition", "crd,crds", "api-extensions", R_STATUS | R_GENERATION, &ops_crd, NULL),
+      "CustomResourceDefinition", "crd,crds", "api-extensions", R_STATUS | R_GENERATION, &ops_crd,
+      NULL),
     K(AUTHN, "v1", "tokenreviews", "tokenreview", "TokenReview", "", "", R_VIRTUAL, NULL, NULL),
     K(AUTHN, "v1", "selfsubjectreviews", "selfsubjectreview", "SelfSubjectReview", "", "",
       R_VIRTUAL, NULL, NULL),
-    K(AUTHZ, "v1", "selfsubjectaccessreviews", "selfsubjectaccessreview",
-      "SelfSubjectAccessReview", "", "", R_VIRTUAL, NULL, NULL),
+    K(AUTHZ, "v1", "selfsubjectaccessreviews", "selfsubjectaccessreview", "SelfSubjectAccessReview",
+      "", "", R_VIRTUAL, NULL, NULL),
     K(AUTHZ, "v1", "selfsubjectrulesreviews", "selfsubjectrulesreview", "SelfSubjectRulesReview",
       "", "", R_VIRTUAL, NULL, NULL),
     K(AUTHZ, "v1", "subjectaccessreviews", "subjectaccessreview", "SubjectAccessReview", "", "",

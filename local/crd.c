@@ -44,11 +44,10 @@ static void check_columns(const json_t *v, size_t index, json_t *causes)
 {
     size_t i;
     json_t *col;
-    json_array_foreach(json_object_get(v, "additionalPrinterColumns"), i, col)
-    {
+    json_array_foreach (json_object_get(v, "additionalPrinterColumns"), i, col) {
         struct err e = {0};
-        CLEANUP(free_charp) char *at =
-            xasprintf("spec.versions[%zu].additionalPrinterColumns[%zu].jsonPath", index, i);
+        CLEANUP(free_charp)
+        char *at = xasprintf("spec.versions[%zu].additionalPrinterColumns[%zu].jsonPath", index, i);
         const json_t *path = json_object_get(col, "jsonPath");
         if (json_is_string(path) && jsonpath_check(json_string_value(path), &e))
             cause_invalid(causes, at, path, "%s", e.msg);
@@ -60,10 +59,10 @@ static void check_scale(const json_t *v, size_t index, json_t *causes)
     const json_t *scale = json_at(v, "subresources.scale");
     const char *spec = json_str_at(scale, "specReplicasPath", ""),
                *status = json_str_at(scale, "statusReplicasPath", "");
-    CLEANUP(free_charp) char *a =
-        xasprintf("spec.versions[%zu].subresources.scale.specReplicasPath", index);
-    CLEANUP(free_charp) char *b =
-        xasprintf("spec.versions[%zu].subresources.scale.statusReplicasPath", index);
+    CLEANUP(free_charp)
+    char *a = xasprintf("spec.versions[%zu].subresources.scale.specReplicasPath", index);
+    CLEANUP(free_charp)
+    char *b = xasprintf("spec.versions[%zu].subresources.scale.statusReplicasPath", index);
     if (*spec && strncmp(spec, ".spec.", 6))
         cause_invalid(causes, a, json_object_get(scale, "specReplicasPath"),
                       "should be a json path under .spec");
@@ -88,9 +87,8 @@ static void check_schema(const json_t *v, size_t index, json_t *causes)
             if (!strncmp(p, cut, strlen(cut)))
                 p += strlen(cut);
             CLEANUP(free_charp) char *at = xasprintf("%s%s", base, p);
-            json_array_append_new(causes,
-                                  json_pack("{s:s,s:s,s:s}", "reason", errs.v[i].reason, "message",
-                                            errs.v[i].message, "field", at));
+            json_array_append_new(causes, json_pack("{s:s,s:s,s:s}", "reason", errs.v[i].reason,
+                                                    "message", errs.v[i].message, "field", at));
         }
         field_errors_fini(&errs);
         return;
@@ -103,8 +101,7 @@ static void check_versions(const json_t *doc, json_t *causes)
     const json_t *versions = json_at(doc, "spec.versions");
     size_t i, storage = 0;
     json_t *v;
-    json_array_foreach((json_t *)versions, i, v)
-    {
+    json_array_foreach ((json_t *)versions, i, v) {
         CLEANUP(free_charp) char *at = xasprintf("spec.versions[%zu].name", i);
         const char *why = name_check_dns1035_label(json_str_at(v, "name", ""));
         if (why)
@@ -123,7 +120,8 @@ void crd_validate(const json_t *doc, const json_t *old, json_t *causes)
 {
     static const char *const scopes[] = {"Cluster", "Namespaced", NULL};
     const json_t *spec = json_object_get(doc, "spec"), *scope = json_object_get(spec, "scope");
-    const char *plural = json_str_at(spec, "names.plural", ""), *group = json_str_at(spec, "group", "");
+    const char *plural = json_str_at(spec, "names.plural", ""),
+               *group = json_str_at(spec, "group", "");
     const char *sc = json_is_string(scope) ? json_string_value(scope) : "";
     CLEANUP(free_charp) char *want = xasprintf("%s.%s", plural, group);
     if (strcmp(want, json_str_at(doc, "metadata.name", "")))
@@ -153,7 +151,8 @@ static json_t *condition(const char *type, bool ok, const char *reason, const ch
 
 static bool names_taken(struct server *s, const json_t *doc)
 {
-    const char *group = json_str_at(doc, "spec.group", ""), *kind = json_str_at(doc, "spec.names.kind", "");
+    const char *group = json_str_at(doc, "spec.group", ""),
+               *kind = json_str_at(doc, "spec.names.kind", "");
     const char *plural = json_str_at(doc, "spec.names.plural", "");
     for (size_t i = 0; i < registry_count(s->reg); i++) {
         const struct resource *r = registry_at(s->reg, i);
@@ -168,14 +167,14 @@ static bool names_taken(struct server *s, const json_t *doc)
 
 static json_t *stored_versions(const json_t *doc)
 {
-    json_t *old = json_at(doc, "status.storedVersions"), *out = old ? json_copy(old) : json_array(), *v, *x;
+    json_t *old = json_at(doc, "status.storedVersions"), *out = old ? json_copy(old) : json_array(),
+           *v, *x;
     size_t i, k;
-    json_array_foreach(json_at(doc, "spec.versions"), i, v)
-    {
+    json_array_foreach (json_at(doc, "spec.versions"), i, v) {
         bool have = false;
         if (!json_bool_at(v, "storage", false))
             continue;
-        json_array_foreach(out, k, x)
+        json_array_foreach (out, k, x)
             have |= json_equal(x, json_object_get(v, "name")) != 0;
         if (!have)
             json_array_append(out, json_object_get(v, "name"));
@@ -189,22 +188,22 @@ void crd_set_status(struct server *s, json_t *doc)
     json_t *have = json_at(doc, "status.conditions");
     json_t *conditions = have && !taken ? json_incref(have) : json_array();
     if (!json_array_size(conditions)) {
-        json_array_append_new(conditions,
-                              taken ? condition("NamesAccepted", false, "KindConflict",
-                                                "the names are already in use")
-                                    : condition("NamesAccepted", true, "NoConflicts",
-                                                "no conflicts found"));
-        json_array_append_new(conditions,
-                              taken ? condition("Established", false, "NotAccepted",
-                                                "not all names are accepted")
-                                    : condition("Established", true, "InitialNamesAccepted",
-                                                "the initial names have been accepted"));
+        json_array_append_new(conditions, taken ? condition("NamesAccepted", false, "KindConflict",
+                                                            "the names are already in use")
+                                                : condition("NamesAccepted", true, "NoConflicts",
+                                                            "no conflicts found"));
+        json_array_append_new(
+            conditions,
+            taken ? condition("Established", false, "NotAccepted", "not all names are accepted")
+                  : condition("Established", true, "InitialNamesAccepted",
+                              "the initial names have been accepted"));
     }
     json_t *names = json_deep_copy(json_at(doc, "spec.names"));
-    json_object_set_new(doc, "status",
-                        json_pack("{s:o,s:o,s:o}", "conditions", conditions, "acceptedNames",
-                                  taken ? json_pack("{s:s,s:s}", "plural", "", "kind", "") : json_incref(names),
-                                  "storedVersions", stored_versions(doc)));
+    json_object_set_new(
+        doc, "status",
+        json_pack("{s:o,s:o,s:o}", "conditions", conditions, "acceptedNames",
+                  taken ? json_pack("{s:s,s:s}", "plural", "", "kind", "") : json_incref(names),
+                  "storedVersions", stored_versions(doc)));
     json_decref(names);
 }
 
@@ -215,8 +214,7 @@ static char *join(const json_t *list)
     char *out = xstrdup("");
     size_t i;
     json_t *v;
-    json_array_foreach((json_t *)list, i, v)
-    {
+    json_array_foreach ((json_t *)list, i, v) {
         char *more = xasprintf("%s%s%s", out, *out ? "," : "", json_string_value(v));
         free(out);
         out = more;
@@ -254,8 +252,7 @@ static void fill_fields(struct crd_version *cv)
 {
     size_t i, n = 0;
     json_t *f;
-    json_array_foreach(cv->selectable, i, f)
-    {
+    json_array_foreach (cv->selectable, i, f) {
         const char *p = json_str_at(f, "jsonPath", "");
         if (n < 16 && *p == '.')
             cv->field_list[n++] = xstrdup(p + 1);
@@ -294,15 +291,22 @@ static void add_resource(struct server *s, struct crd *crd, struct crd_version *
         flags |= R_STATUS;
     if (cv->scale_spec)
         flags |= R_SCALE;
-    *r = (struct resource){.group = crd->group, .version = cv->name, .plural = crd->plural,
-                           .singular = crd->singular, .kind = crd->kind,
-                           .short_names = crd->short_names, .categories = crd->categories,
-                           .flags = flags, .ops = &cv->ops, .schema = cv->schema_doc, .crdv = cv};
+    *r = (struct resource){.group = crd->group,
+                           .version = cv->name,
+                           .plural = crd->plural,
+                           .singular = crd->singular,
+                           .kind = crd->kind,
+                           .short_names = crd->short_names,
+                           .categories = crd->categories,
+                           .flags = flags,
+                           .ops = &cv->ops,
+                           .schema = cv->schema_doc,
+                           .crdv = cv};
     if (json_bool_at(v, "deprecated", false)) {
         const char *w = json_str_at(v, "deprecationWarning", NULL);
         r->deprecated = true;
-        r->deprecation = w ? xstrdup(w)
-                           : xasprintf("%s/%s %s is deprecated", crd->group, cv->name, crd->kind);
+        r->deprecation =
+            w ? xstrdup(w) : xasprintf("%s/%s %s is deprecated", crd->group, cv->name, crd->kind);
     }
     registry_add_custom(s->reg, r);
 }
@@ -356,7 +360,7 @@ static bool established(const json_t *doc)
 {
     size_t i;
     json_t *c;
-    json_array_foreach(json_at(doc, "status.conditions"), i, c)
+    json_array_foreach (json_at(doc, "status.conditions"), i, c)
         if (!strcmp(json_str_at(c, "type", ""), "Established"))
             return !strcmp(json_str_at(c, "status", ""), "True");
     return false;
@@ -384,8 +388,7 @@ void crd_serve(struct server *s, const char *name, const json_t *doc)
     size_t i;
     json_t *v;
     for (int pass = 0; pass < 2; pass++)
-        json_array_foreach((json_t *)versions, i, v)
-        {
+        json_array_foreach ((json_t *)versions, i, v) {
             if (json_bool_at(v, "storage", false) != (pass == 0))
                 continue;
             fill_version(crd, &crd->versions[i], v);

@@ -1,4 +1,5 @@
-/* crd.h: CustomResourceDefinitions: validation of the definition, names and conditions, and the resources they serve. */
+/* crd.h: CustomResourceDefinitions: validation of the definition, names and conditions, and the
+ * resources they serve. */
 #pragma once
 #include "local/resource.h"
 
@@ -8,10 +9,11 @@ struct crd_version {
     struct crd *crd;
     uint64_t serial; /* another one after each change of the definition */
     char *name;
-    json_t *schema_doc;   /* openAPIV3Schema with the metadata fields filled in, owned; NULL: none */
+    json_t *schema_doc; /* openAPIV3Schema with the metadata fields filled in, owned; NULL: none */
     struct schema *schema; /* compiled (schema.h) */
-    json_t *columns;      /* additionalPrinterColumns, owned, may be NULL */
-    char *scale_spec, *scale_status, *scale_selector; /* ".spec.replicas" without the first dot; NULL: no scale */
+    json_t *columns;       /* additionalPrinterColumns, owned, may be NULL */
+    char *scale_spec, *scale_status,
+        *scale_selector;  /* ".spec.replicas" without the first dot; NULL: no scale */
     json_t *selectable;   /* selectableFields, owned, may be NULL */
     char *field_list[17]; /* the same as field selector names, NULL-terminated */
     struct kind_ops ops;
@@ -25,10 +27,12 @@ struct crd {
     struct crd *next;
 };
 
-/* Checks a definition (old NULL at creation) and fills what the server fills: names' defaults, conversion. */
+/* Checks a definition (old NULL at creation) and fills what the server fills: names' defaults,
+ * conversion. */
 void crd_defaults(struct server *s, json_t *doc, const json_t *old);
 void crd_validate(const json_t *doc, const json_t *old, json_t *causes);
-/* Status of a new or changed definition: conditions NamesAccepted and Established, acceptedNames, storedVersions. */
+/* Status of a new or changed definition: conditions NamesAccepted and Established, acceptedNames,
+ * storedVersions. */
 void crd_set_status(struct server *s, json_t *doc);
 /* Makes the resources follow a stored definition; doc NULL removes them. */
 void crd_serve(struct server *s, const char *name, const json_t *doc);

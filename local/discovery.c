@@ -100,17 +100,18 @@ static json_t *aggregated_resource(const struct resource *r)
     size_t n = subs_of(r, subs);
     json_t *o = json_pack("{s:s,s:o,s:s,s:s,s:o}", "resource", r->plural, "responseKind",
                           gvk(r->group, r->version, r->kind), "scope",
-                          resource_has(r, R_NAMESPACED) ? "Namespaced" : "Cluster", "singularResource",
-                          r->singular, "verbs", verbs_of(r));
+                          resource_has(r, R_NAMESPACED) ? "Namespaced" : "Cluster",
+                          "singularResource", r->singular, "verbs", verbs_of(r));
     if (r->short_names[0])
         json_object_set_new(o, "shortNames", words(r->short_names));
     if (r->categories[0])
         json_object_set_new(o, "categories", words(r->categories));
     json_t *list = json_array();
     for (size_t i = 0; i < n; i++)
-        json_array_append_new(list, json_pack("{s:s,s:o,s:o}", "subresource", subs[i].name, "responseKind",
-                                              gvk(subs[i].group, subs[i].version, subs[i].kind), "verbs",
-                                              words(subs[i].verbs)));
+        json_array_append_new(list, json_pack("{s:s,s:o,s:o}", "subresource", subs[i].name,
+                                              "responseKind",
+                                              gvk(subs[i].group, subs[i].version, subs[i].kind),
+                                              "verbs", words(subs[i].verbs)));
     if (n)
         json_object_set(o, "subresources", list);
     json_decref(list);
@@ -125,8 +126,8 @@ static void aggregated_version(struct server *s, const char *group, const char *
         if (!strcmp(r->group, group) && !strcmp(r->version, version))
             json_array_append_new(resources, aggregated_resource(r));
     }
-    json_array_append_new(ctx, json_pack("{s:s,s:o,s:s}", "version", version, "resources", resources,
-                                         "freshness", "Current"));
+    json_array_append_new(ctx, json_pack("{s:s,s:o,s:s}", "version", version, "resources",
+                                         resources, "freshness", "Current"));
 }
 
 struct groups_ctx {
@@ -154,8 +155,9 @@ static void reply_aggregated(struct call *c, bool core)
     struct groups_ctx g = {.items = json_array(), .core = core};
     each_group(c->s, aggregated_group, &g);
     c->content_type = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
-    call_reply(c, 200, json_pack("{s:s,s:s,s:{},s:o}", "kind", "APIGroupDiscoveryList", "apiVersion",
-                                 "apidiscovery.k8s.io/v2", "metadata", "items", g.items));
+    call_reply(c, 200,
+               json_pack("{s:s,s:s,s:{},s:o}", "kind", "APIGroupDiscoveryList", "apiVersion",
+                         "apidiscovery.k8s.io/v2", "metadata", "items", g.items));
 }
 
 static bool wants_aggregated(const struct call *c)
@@ -170,8 +172,9 @@ static bool wants_aggregated(const struct call *c)
 static void legacy_version(struct server *s, const char *group, const char *version, void *ctx)
 {
     (void)s;
-    json_array_append_new(ctx, json_pack("{s:o,s:s}", "groupVersion",
-                                         json_sprintf("%s/%s", group, version), "version", version));
+    json_array_append_new(ctx,
+                          json_pack("{s:o,s:s}", "groupVersion",
+                                    json_sprintf("%s/%s", group, version), "version", version));
 }
 
 static json_t *legacy_one(struct server *s, const char *group)
@@ -202,9 +205,10 @@ static void add_legacy_resource(json_t *list, const struct resource *r)
         json_object_set_new(o, "categories", words(r->categories));
     json_array_append_new(list, o);
     for (size_t i = 0; i < n; i++) {
-        json_t *x = json_pack("{s:o,s:s,s:b,s:s,s:o}", "name",
-                              json_sprintf("%s/%s", r->plural, subs[i].name), "singularName", "",
-                              "namespaced", ns, "kind", subs[i].kind, "verbs", words(subs[i].verbs));
+        json_t *x =
+            json_pack("{s:o,s:s,s:b,s:s,s:o}", "name",
+                      json_sprintf("%s/%s", r->plural, subs[i].name), "singularName", "",
+                      "namespaced", ns, "kind", subs[i].kind, "verbs", words(subs[i].verbs));
         if (strcmp(subs[i].group, r->group)) {
             json_object_set_new(x, "group", json_string(subs[i].group));
             json_object_set_new(x, "version", json_string(subs[i].version));
@@ -226,10 +230,10 @@ static bool reply_resources(struct call *c, const char *group, const char *versi
         json_decref(list);
         return false;
     }
-    call_reply(c, 200, json_pack("{s:s,s:s,s:o,s:o}", "kind", "APIResourceList", "apiVersion", "v1",
-                                 "groupVersion",
-                                 json_sprintf("%s%s%s", group, *group ? "/" : "", version), "resources",
-                                 list));
+    call_reply(c, 200,
+               json_pack("{s:s,s:s,s:o,s:o}", "kind", "APIResourceList", "apiVersion", "v1",
+                         "groupVersion", json_sprintf("%s%s%s", group, *group ? "/" : "", version),
+                         "resources", list));
     return true;
 }
 
@@ -252,8 +256,9 @@ static bool reply_apis(struct call *c)
     }
     json_t *groups = json_array();
     each_group(c->s, legacy_group, groups);
-    call_reply(c, 200, json_pack("{s:s,s:s,s:o}", "kind", "APIGroupList", "apiVersion", "v1", "groups",
-                                 groups));
+    call_reply(
+        c, 200,
+        json_pack("{s:s,s:s,s:o}", "kind", "APIGroupList", "apiVersion", "v1", "groups", groups));
     return true;
 }
 
@@ -273,10 +278,10 @@ static bool reply_api(struct call *c)
 static bool reply_version(struct call *c)
 {
     call_reply(c, 200,
-               json_pack("{s:s,s:s,s:s,s:s,s:s,s:s,s:s,s:s,s:s}", "major", "1", "minor", "37", "gitVersion",
-                         GIT_VERSION, "gitCommit", "", "gitTreeState", "clean", "buildDate",
-                         "2026-11-01T00:00:00Z", "goVersion", "none", "compiler", "gcc", "platform",
-                         "linux/amd64"));
+               json_pack("{s:s,s:s,s:s,s:s,s:s,s:s,s:s,s:s,s:s}", "major", "1", "minor", "37",
+                         "gitVersion", GIT_VERSION, "gitCommit", "", "gitTreeState", "clean",
+                         "buildDate", "2026-11-01T00:00:00Z", "goVersion", "none", "compiler",
+                         "gcc", "platform", "linux/amd64"));
     return true;
 }
 
@@ -288,7 +293,9 @@ static struct openapi_resource *openapi_resources(struct server *s, size_t *n)
     struct openapi_resource *out = xcalloc(count + 1, sizeof *out);
     for (size_t i = 0; i < count; i++) {
         const struct resource *r = registry_at(s->reg, i);
-        out[i] = (struct openapi_resource){.group = r->group, .version = r->version, .kind = r->kind,
+        out[i] = (struct openapi_resource){.group = r->group,
+                                           .version = r->version,
+                                           .kind = r->kind,
                                            .plural = r->plural,
                                            .namespaced = resource_has(r, R_NAMESPACED),
                                            .status = resource_has(r, R_STATUS),
@@ -317,8 +324,9 @@ static void reply_with_etag(struct call *c, json_t *doc)
     free(text);
 }
 
-/* kubectl validates what the server can't (kind List) by the v2 document and wants it as protobuf: one without definitions, which
- * means that there is nothing to check. gnostic's openapi.v2.Document: swagger = 1, info = 2 {title = 1, version = 2}, paths = 8. */
+/* kubectl validates what the server can't (kind List) by the v2 document and wants it as protobuf:
+ * one without definitions, which means that there is nothing to check. gnostic's
+ * openapi.v2.Document: swagger = 1, info = 2 {title = 1, version = 2}, paths = 8. */
 static bool reply_v2_protobuf(struct call *c)
 {
     static const char doc[] = "\x0a\x03"
@@ -360,8 +368,9 @@ static bool reply_openapi(struct call *c, struct str path)
 
 static bool reply_root(struct call *c)
 {
-    call_reply(c, 200, json_pack("{s:[s,s,s,s,s,s,s,s]}", "paths", "/api", "/api/v1", "/apis", "/healthz",
-                                 "/livez", "/openapi/v3", "/readyz", "/version"));
+    call_reply(c, 200,
+               json_pack("{s:[s,s,s,s,s,s,s,s]}", "paths", "/api", "/api/v1", "/apis", "/healthz",
+                         "/livez", "/openapi/v3", "/readyz", "/version"));
     return true;
 }
 

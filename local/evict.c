@@ -13,7 +13,7 @@ static bool is_ready(const json_t *pod)
 {
     size_t i;
     json_t *c;
-    json_array_foreach(json_at(pod, "status.conditions"), i, c)
+    json_array_foreach (json_at(pod, "status.conditions"), i, c)
         if (!strcmp(json_str_at(c, "type", ""), "Ready"))
             return !strcmp(json_str_at(c, "status", ""), "True");
     return false;
@@ -70,9 +70,9 @@ static int refuse(const struct obj *pdb, const struct budget *b, json_t **st)
 {
     (void)status_set(st, 429, "TooManyRequests", NULL, NULL,
                      "Cannot evict pod as it would violate the pod's disruption budget.");
-    CLEANUP(free_charp) char *msg =
-        xasprintf("The disruption budget %s needs %lld healthy pods and has %lld currently", pdb->name,
-                  (long long)b->desired, (long long)b->healthy);
+    CLEANUP(free_charp)
+    char *msg = xasprintf("The disruption budget %s needs %lld healthy pods and has %lld currently",
+                          pdb->name, (long long)b->desired, (long long)b->healthy);
     status_add_cause(*st, "DisruptionBudget", msg, NULL);
     return -1;
 }
@@ -90,7 +90,8 @@ int pdb_check(struct server *s, const struct obj *pod, json_t **st)
         if (strcmp(pdb->ns, pod->ns) || !selector_of(pdb, &sel))
             continue;
         struct budget b = count(s, pdb, &sel);
-        const char *policy = json_str_at(pdb->doc, "spec.unhealthyPodEvictionPolicy", "IfHealthyBudget");
+        const char *policy =
+            json_str_at(pdb->doc, "spec.unhealthyPodEvictionPolicy", "IfHealthyBudget");
         bool spare = !ready && (!strcmp(policy, "AlwaysAllow") || b.healthy >= b.desired);
         if (selector_matches(&sel, pod->doc) && !spare && b.allowed < 1)
             rc = refuse(pdb, &b, st);

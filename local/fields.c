@@ -27,8 +27,7 @@ static void prune_at(const json_t *schema, json_t *doc, const char *path, json_t
     void *tmp;
     size_t i;
     if (json_is_array(doc)) {
-        json_array_foreach(doc, i, v)
-        {
+        json_array_foreach (doc, i, v) {
             CLEANUP(free_charp) char *at = join_index(path, i);
             prune_at(types_items(schema), v, at, unknown);
         }
@@ -100,8 +99,7 @@ static int check_scalar(const json_t *schema, const json_t *v, const char *path,
     const char *format = json_string_value(json_object_get(schema, "format"));
     int64_t q;
     uint64_t t;
-    if (format && strcmp(format, "date-time") == 0 &&
-        clock_parse_rfc3339(json_string_value(v), &t))
+    if (format && strcmp(format, "date-time") == 0 && clock_parse_rfc3339(json_string_value(v), &t))
         return err_set(e, EINVAL, "%s: parsing time \"%s\" as RFC 3339 failed", path,
                        json_string_value(v));
     if (format && strcmp(format, "byte") == 0 && !is_base64(json_string_value(v)))
@@ -136,8 +134,7 @@ static int check_at(const json_t *schema, json_t *doc, const char *path, struct 
                                               : "object",
                        path, json_str_at(schema, "type", "quantity"));
     if (json_is_array(doc)) {
-        json_array_foreach(doc, i, v)
-        {
+        json_array_foreach (doc, i, v) {
             CLEANUP(free_charp) char *at = join_index(path, i);
             if ((rc = check_at(types_items(schema), v, at, e)))
                 return rc;
@@ -146,8 +143,7 @@ static int check_at(const json_t *schema, json_t *doc, const char *path, struct 
     }
     if (!json_is_object(doc))
         return check_scalar(schema, doc, path, e);
-    json_object_foreach(doc, key, v)
-    {
+    json_object_foreach (doc, key, v) {
         const json_t *f = types_field(schema, key);
         CLEANUP(free_charp) char *at = join(path, key);
         if (f && (rc = check_at(f, v, at, e)))
@@ -172,20 +168,18 @@ void fields_default(const json_t *schema, json_t *doc)
     if (!schema)
         return;
     if (json_is_array(doc)) {
-        json_array_foreach(doc, i, v)
+        json_array_foreach (doc, i, v)
             fields_default(types_items(schema), v);
         return;
     }
     if (!json_is_object(doc))
         return;
-    json_object_foreach(json_object_get(schema, "properties"), key, prop)
-    {
+    json_object_foreach (json_object_get(schema, "properties"), key, prop) {
         const json_t *dflt = json_object_get(prop, "default");
         if (dflt && !json_object_get(doc, key))
             json_object_set_new(doc, key, json_deep_copy(dflt));
     }
-    json_object_foreach(doc, key, v)
-    {
+    json_object_foreach (doc, key, v) {
         if (json_is_object(v) || json_is_array(v))
             fields_default(types_field(schema, key), v);
     }
@@ -206,8 +200,7 @@ static void required_at(const json_t *schema, const json_t *doc, const char *pat
     if (!schema)
         return;
     if (json_is_array(doc)) {
-        json_array_foreach(doc, i, v)
-        {
+        json_array_foreach (doc, i, v) {
             CLEANUP(free_charp) char *at = join_index(path, i);
             required_at(types_items(schema), v, at, causes);
         }
@@ -215,14 +208,12 @@ static void required_at(const json_t *schema, const json_t *doc, const char *pat
     }
     if (!json_is_object(doc))
         return;
-    json_array_foreach(json_object_get(schema, "required"), i, v)
-    {
+    json_array_foreach (json_object_get(schema, "required"), i, v) {
         CLEANUP(free_charp) char *at = join(path, json_string_value(v));
         if (is_empty(json_object_get(doc, json_string_value(v))))
             cause_required(causes, at, "");
     }
-    json_object_foreach((json_t *)doc, key, v)
-    {
+    json_object_foreach ((json_t *)doc, key, v) {
         CLEANUP(free_charp) char *at = join(path, key);
         if ((json_is_object(v) || json_is_array(v)) && strcmp(at, "status"))
             required_at(types_field(schema, key), v, at, causes);

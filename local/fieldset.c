@@ -9,7 +9,8 @@ static void include_self(json_t *node)
         json_object_set_new(node, FIELD_SELF, json_object());
 }
 
-/* Child node, made when absent. A new child is empty, which would mean "member": only call it when something follows. */
+/* Child node, made when absent. A new child is empty, which would mean "member": only call it when
+ * something follows. */
 static json_t *child(json_t *node, const char *element)
 {
     json_t *c = json_object_get(node, element);
@@ -35,7 +36,8 @@ static void add_member(json_t *node, const char *element)
         json_object_set_new(node, element, json_object());
 }
 
-/* Attaches a subtree that may be empty of members (NULL or a fresh object with `any` false is dropped). */
+/* Attaches a subtree that may be empty of members (NULL or a fresh object with `any` false is
+ * dropped). */
 static void attach(json_t *node, const char *element, json_t *sub)
 {
     if (json_object_size(sub))
@@ -47,8 +49,7 @@ char *fieldset_key(const json_t *items_schema, const json_t *keys, const json_t 
 {
     json_t *k = json_object(), *name;
     size_t i;
-    json_array_foreach((json_t *)keys, i, name)
-    {
+    json_array_foreach ((json_t *)keys, i, name) {
         const char *key = json_string_value(name);
         json_t *v = json_object_get(item, key);
         if (!v)
@@ -90,8 +91,7 @@ static void list_leaves(const json_t *schema, const json_t *value, json_t *node)
     enum types_list kind = types_list_kind(schema, &keys);
     size_t i;
     json_t *item;
-    json_array_foreach((json_t *)value, i, item)
-    {
+    json_array_foreach ((json_t *)value, i, item) {
         CLEANUP(free_charp) char *el = item_element(kind, types_items(schema), keys, item);
         if (!el)
             continue;
@@ -120,8 +120,7 @@ static void leaves(const json_t *schema, const json_t *value, json_t *node)
         list_leaves(schema, value, node);
         return;
     }
-    json_object_foreach((json_t *)value, key, v)
-    {
+    json_object_foreach ((json_t *)value, key, v) {
         const json_t *f = schema ? types_field(schema, key) : NULL;
         CLEANUP(free_charp) char *el = xasprintf("f:%s", key);
         if (is_leaf(f, v)) {
@@ -151,14 +150,12 @@ static void compare_fields(const json_t *schema, const json_t *a, const json_t *
 {
     const char *key;
     json_t *v;
-    json_object_foreach((json_t *)b, key, v)
-    {
+    json_object_foreach ((json_t *)b, key, v) {
         CLEANUP(free_charp) char *el = xasprintf("f:%s", key);
         compare(schema ? types_field(schema, key) : NULL, json_object_get(a, key), v, el, changed,
                 removed);
     }
-    json_object_foreach((json_t *)a, key, v)
-    {
+    json_object_foreach ((json_t *)a, key, v) {
         CLEANUP(free_charp) char *el = xasprintf("f:%s", key);
         if (!json_object_get(b, key))
             compare(schema ? types_field(schema, key) : NULL, v, NULL, el, changed, removed);
@@ -170,8 +167,7 @@ static json_t *find_item(const json_t *list, enum types_list kind, const json_t 
 {
     size_t i;
     json_t *item;
-    json_array_foreach((json_t *)list, i, item)
-    {
+    json_array_foreach ((json_t *)list, i, item) {
         CLEANUP(free_charp) char *e = item_element(kind, items, keys, item);
         if (e && !strcmp(e, el))
             return item;
@@ -186,14 +182,12 @@ static void compare_items(const json_t *schema, const json_t *a, const json_t *b
     enum types_list kind = types_list_kind(schema, &keys);
     size_t i;
     json_t *item;
-    json_array_foreach((json_t *)b, i, item)
-    {
+    json_array_foreach ((json_t *)b, i, item) {
         CLEANUP(free_charp) char *el = item_element(kind, items, keys, item);
         if (el)
             compare(items, find_item(a, kind, items, keys, el), item, el, changed, removed);
     }
-    json_array_foreach((json_t *)a, i, item)
-    {
+    json_array_foreach ((json_t *)a, i, item) {
         CLEANUP(free_charp) char *el = item_element(kind, items, keys, item);
         if (el && !find_item(b, kind, items, keys, el))
             compare(items, item, NULL, el, changed, removed);
@@ -234,8 +228,8 @@ static void compare(const json_t *schema, const json_t *a, const json_t *b, cons
         add_member(removed, el);
 }
 
-void fieldset_compare(const json_t *schema, const json_t *before, const json_t *after, json_t *changed,
-                      json_t *removed)
+void fieldset_compare(const json_t *schema, const json_t *before, const json_t *after,
+                      json_t *changed, json_t *removed)
 {
     compare_fields(schema, before, after, changed, removed);
 }
@@ -251,8 +245,7 @@ void fieldset_union(json_t *into, const json_t *from)
 {
     const char *key;
     json_t *v;
-    json_object_foreach((json_t *)from, key, v)
-    {
+    json_object_foreach ((json_t *)from, key, v) {
         json_t *mine = json_object_get(into, key);
         if (!mine) {
             json_object_set_new(into, key, json_deep_copy(v));
@@ -298,8 +291,7 @@ json_t *fieldset_intersect(const json_t *a, const json_t *b)
 {
     const char *key;
     json_t *v, *out = json_object();
-    json_object_foreach((json_t *)a, key, v)
-    {
+    json_object_foreach ((json_t *)a, key, v) {
         const json_t *w = json_object_get(b, key);
         if (!w || !strcmp(key, FIELD_SELF))
             continue;
@@ -316,8 +308,7 @@ json_t *fieldset_with_parents(const json_t *s)
 {
     const char *key;
     json_t *v, *out = json_object();
-    json_object_foreach((json_t *)s, key, v)
-    {
+    json_object_foreach ((json_t *)s, key, v) {
         if (!strcmp(key, FIELD_SELF))
             continue;
         json_t *sub = fieldset_with_parents(v);
@@ -331,9 +322,8 @@ json_t *fieldset_with_parents(const json_t *s)
 void fieldset_strip_system(json_t *s)
 {
     static const char *const fields[] = {
-        "f:name",       "f:namespace",       "f:creationTimestamp", "f:selfLink",
-        "f:uid",        "f:clusterName",     "f:generation",        "f:managedFields",
-        "f:resourceVersion", NULL};
+        "f:name",        "f:namespace",  "f:creationTimestamp", "f:selfLink",        "f:uid",
+        "f:clusterName", "f:generation", "f:managedFields",     "f:resourceVersion", NULL};
     json_object_del(s, "f:apiVersion");
     json_object_del(s, "f:kind");
     json_t *meta = json_object_get(s, "f:metadata");
@@ -358,8 +348,7 @@ static int print_element(struct buf *b, const char *el)
     json_t *k = json_loads(el + 2, JSON_DECODE_ANY, NULL), *v;
     const char *key, *sep = "";
     int rc = buf_cstr(b, "[");
-    json_object_foreach(k, key, v)
-    {
+    json_object_foreach (k, key, v) {
         CLEANUP(free_charp) char *text = json_dumps(v, JSON_ENCODE_ANY | JSON_COMPACT);
         if (!rc)
             rc = buf_printf(b, "%s%s=%s", sep, key, text ? text : "");
@@ -375,12 +364,13 @@ static int by_name(const void *a, const void *b)
 }
 
 /* In the order of names, as kube-apiserver prints. */
-static void each(const json_t *s, struct buf *path, void (*fn)(const char *path, void *ctx), void *ctx)
+static void each(const json_t *s, struct buf *path, void (*fn)(const char *path, void *ctx),
+                 void *ctx)
 {
     size_t n = 0, len = path->n;
     const char *key, **keys = xcalloc(json_object_size(s) + 1, sizeof(const char *));
     json_t *v;
-    json_object_foreach((json_t *)s, key, v)
+    json_object_foreach ((json_t *)s, key, v)
         keys[n++] = key;
     qsort(keys, n, sizeof(const char *), by_name);
     for (size_t i = 0; i < n; i++) {

@@ -51,7 +51,8 @@ static int write_all(int fd, struct str t)
 int file_write(const char *path, struct str text, mode_t mode, struct err *e)
 {
     CLEANUP(free_charp) char *tmp = xasprintf("%s.%d.tmp", path, (int)getpid());
-    CLEANUP(close_fdp) int fd = open(tmp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, mode);
+    CLEANUP(close_fdp)
+    int fd = open(tmp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, mode);
     if (fd < 0)
         return err_set(e, errno, "%s: %s", tmp, strerror(errno));
     int rc = fchmod(fd, mode) ? -errno : write_all(fd, text);

@@ -4,5 +4,6 @@
 
 #include <sys/types.h>
 
-char *file_read(const char *path, size_t max_bytes, struct err *e); /* heap, NUL-terminated; NULL with *e */
+char *file_read(const char *path, size_t max_bytes,
+                struct err *e); /* heap, NUL-terminated; NULL with *e */
 int file_write(const char *path, struct str text, mode_t mode, struct err *e) MUST_CHECK;

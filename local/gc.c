@@ -62,7 +62,7 @@ void gc_note_removed(struct server *s, struct obj *o)
     json_t *ref;
     note(s, WORK_OWNER_GONE, o->uid, o->name);
     if (o->has_owners)
-        json_array_foreach(json_at(o->doc, "metadata.ownerReferences"), i, ref)
+        json_array_foreach (json_at(o->doc, "metadata.ownerReferences"), i, ref)
             note(s, WORK_FOREGROUND, json_str_at(ref, "uid", ""), "");
 }
 
@@ -75,7 +75,7 @@ static bool has_finalizer(const json_t *doc, const char *name)
 {
     size_t i;
     json_t *v;
-    json_array_foreach(json_at(doc, "metadata.finalizers"), i, v)
+    json_array_foreach (json_at(doc, "metadata.finalizers"), i, v)
         if (json_is_string(v) && !strcmp(json_string_value(v), name))
             return true;
     return false;
@@ -93,7 +93,7 @@ static const json_t *owner_ref(const struct obj *o, const char *uid)
     json_t *ref;
     if (!o->has_owners)
         return NULL;
-    json_array_foreach(json_at(o->doc, "metadata.ownerReferences"), i, ref)
+    json_array_foreach (json_at(o->doc, "metadata.ownerReferences"), i, ref)
         if (!strcmp(json_str_at(ref, "uid", ""), uid))
             return ref;
     return NULL;
@@ -105,7 +105,8 @@ static void each_dependent(struct server *s, const char *uid, dependent_fn fn, v
 {
     struct obj **found = NULL;
     size_t n = 0;
-    for (struct bucket *b = store_bucket_next(s->store, NULL); b; b = store_bucket_next(s->store, b))
+    for (struct bucket *b = store_bucket_next(s->store, NULL); b;
+         b = store_bucket_next(s->store, b))
         for (size_t i = 0; i < bucket_count(b); i++) {
             struct obj *o = bucket_at(b, i);
             if (!owner_ref(o, uid))
@@ -122,7 +123,8 @@ static void each_dependent(struct server *s, const char *uid, dependent_fn fn, v
     free(found);
 }
 
-/* An owner exists when its uid does, and, for a reference with a namespace, lives where the reference can mean it. */
+/* An owner exists when its uid does, and, for a reference with a namespace, lives where the
+ * reference can mean it. */
 static bool owner_exists(struct server *s, const struct obj *o, const json_t *ref)
 {
     const struct obj *owner = store_by_uid(s->store, json_str_at(ref, "uid", ""));
@@ -150,7 +152,8 @@ static void collect(struct server *s, struct obj *o)
 static void drop_refs(struct server *s, struct obj *o, const char *uid)
 {
     const struct resource *r = resource_of_bucket(s->reg, o->bucket);
-    json_t *doc = json_deep_copy(o->doc), *refs = json_at(doc, "metadata.ownerReferences"), *st = NULL;
+    json_t *doc = json_deep_copy(o->doc), *refs = json_at(doc, "metadata.ownerReferences"),
+           *st = NULL;
     for (size_t i = json_array_size(refs); i-- > 0;)
         if (!strcmp(json_str_at(json_array_get(refs, i), "uid", ""), uid))
             json_array_remove(refs, i);
@@ -164,7 +167,7 @@ static void check_owners(struct server *s, struct obj *o)
 {
     size_t i, alive = 0;
     json_t *ref;
-    json_array_foreach(json_at(o->doc, "metadata.ownerReferences"), i, ref)
+    json_array_foreach (json_at(o->doc, "metadata.ownerReferences"), i, ref)
         alive += owner_exists(s, o, ref);
     if (!alive && o->has_owners)
         collect(s, o);
@@ -175,7 +178,7 @@ static void owner_gone(struct server *s, struct obj *o, const char *uid, void *c
     (void)ctx;
     size_t i, alive = 0;
     json_t *ref;
-    json_array_foreach(json_at(o->doc, "metadata.ownerReferences"), i, ref)
+    json_array_foreach (json_at(o->doc, "metadata.ownerReferences"), i, ref)
         alive += owner_exists(s, o, ref);
     if (alive)
         drop_refs(s, o, uid);
@@ -255,16 +258,17 @@ static void put_new(struct server *s, const char *plural, json_t *doc)
 static void namespace_new(struct server *s, const char *ns)
 {
     put_new(s, "serviceaccounts",
-            json_pack("{s:s,s:s,s:{s:s,s:s}}", "apiVersion", "v1", "kind", "ServiceAccount", "metadata",
-                      "name", "default", "namespace", ns));
-    put_new(s, "configmaps",
-            json_pack("{s:s,s:s,s:{s:s,s:s,s:{s:s}},s:{s:s}}", "apiVersion", "v1", "kind", "ConfigMap",
-                      "metadata", "name", "kube-root-ca.crt", "namespace", ns, "annotations",
-                      "kubernetes.io/description",
-                      "Contains a CA bundle that can be used to verify the kube-apiserver when using "
-                      "internal endpoints such as the internal service IP or kubernetes.default.svc. "
-                      "No other usage is guaranteed across distributions of Kubernetes clusters.",
-                      "data", "ca.crt", s->ca_pem));
+            json_pack("{s:s,s:s,s:{s:s,s:s}}", "apiVersion", "v1", "kind", "ServiceAccount",
+                      "metadata", "name", "default", "namespace", ns));
+    put_new(
+        s, "configmaps",
+        json_pack("{s:s,s:s,s:{s:s,s:s,s:{s:s}},s:{s:s}}", "apiVersion", "v1", "kind", "ConfigMap",
+                  "metadata", "name", "kube-root-ca.crt", "namespace", ns, "annotations",
+                  "kubernetes.io/description",
+                  "Contains a CA bundle that can be used to verify the kube-apiserver when using "
+                  "internal endpoints such as the internal service IP or kubernetes.default.svc. "
+                  "No other usage is guaranteed across distributions of Kubernetes clusters.",
+                  "data", "ca.crt", s->ca_pem));
 }
 
 /* ---- */
@@ -273,9 +277,7 @@ static void do_work(struct server *s, const struct work *w)
 {
     struct obj *o;
     switch (w->kind) {
-    case WORK_OWNER_GONE:
-        each_dependent(s, w->uid, owner_gone, NULL);
-        break;
+    case WORK_OWNER_GONE: each_dependent(s, w->uid, owner_gone, NULL); break;
     case WORK_CHECK_OWNERS:
         o = store_by_uid(s->store, w->uid);
         if (o)

@@ -195,8 +195,7 @@ int jsonpatch_apply(json_t **doc, const json_t *patch, struct err *e)
         return err_set(e, EINVAL, "a JSON patch may have at most %d operations", MAX_OPERATIONS);
     json_t *work = json_deep_copy(*doc);
     int rc = 0;
-    json_array_foreach((json_t *)patch, i, op)
-    {
+    json_array_foreach ((json_t *)patch, i, op) {
         rc = one(&work, op, e);
         if (rc)
             break;

@@ -9,7 +9,7 @@
 enum step_kind { STEP_FIELD, STEP_INDEX, STEP_ALL, STEP_FILTER };
 struct step {
     enum step_kind kind;
-    char *name; /* field, or the field that a filter compares */
+    char *name;  /* field, or the field that a filter compares */
     char *value; /* JSON text of the filter's constant */
     bool equal;
     long index;
@@ -184,11 +184,11 @@ static void find(const json_t *at, const struct step *s, size_t n, json_t *found
     }
     case STEP_ALL:
     case STEP_FILTER:
-        json_array_foreach((json_t *)at, i, v)
+        json_array_foreach ((json_t *)at, i, v)
             if (s->kind == STEP_ALL || passes(s, v))
                 find(v, s + 1, n - 1, found);
         if (json_is_object(at) && s->kind == STEP_ALL)
-            json_object_foreach((json_t *)at, key, v)
+            json_object_foreach ((json_t *)at, key, v)
                 find(v, s + 1, n - 1, found);
         break;
     }

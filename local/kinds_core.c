@@ -68,8 +68,7 @@ static void secret_defaults(struct server *s, json_t *doc, const json_t *old)
         return;
     if (!json_object_get(doc, "data"))
         json_object_set_new(doc, "data", json_object());
-    json_object_foreach(in, key, v)
-    {
+    json_object_foreach (in, key, v) {
         CLEANUP(free_charp) char *b64 = to_base64(json_string_value(v), json_string_length(v));
         json_object_set_new(json_object_get(doc, "data"), key, json_string(b64));
     }
@@ -92,15 +91,15 @@ static size_t check_data(const json_t *doc, const char *field, json_t *causes)
     const char *key;
     json_t *v;
     size_t total = 0;
-    json_object_foreach(json_object_get((json_t *)doc, field), key, v)
-    {
+    json_object_foreach (json_object_get((json_t *)doc, field), key, v) {
         CLEANUP(free_charp) char *at = xasprintf("%s[%s]", field, key);
         json_t *k = json_string(key);
         if (!is_data_key(key))
-            cause_invalid(causes, at, k,
-                          "a valid config key must consist of alphanumeric characters, '-', '_' or '.' "
-                          "(e.g. 'key.name',  or 'KEY_NAME',  or 'key-name', regex used for validation "
-                          "is '[-._a-zA-Z0-9]+')");
+            cause_invalid(
+                causes, at, k,
+                "a valid config key must consist of alphanumeric characters, '-', '_' or '.' "
+                "(e.g. 'key.name',  or 'KEY_NAME',  or 'key-name', regex used for validation "
+                "is '[-._a-zA-Z0-9]+')");
         json_decref(k);
         total += json_string_length(v);
     }
@@ -148,8 +147,8 @@ static void configmap_validate(const json_t *doc, const json_t *old, json_t *cau
 }
 
 static const char *const secret_fields[] = {"type", NULL};
-const struct kind_ops ops_secret = {.defaults = secret_defaults, .validate = secret_validate,
-                                    .fields = secret_fields};
+const struct kind_ops ops_secret = {
+    .defaults = secret_defaults, .validate = secret_validate, .fields = secret_fields};
 const struct kind_ops ops_configmap = {.validate = configmap_validate};
 
 /* ---- services ---- */
@@ -185,8 +184,7 @@ static void service_defaults(struct server *s, json_t *doc, const json_t *old)
     if (strcmp(json_str_at(spec, "type", ""), "ExternalName") &&
         !json_object_get(spec, "internalTrafficPolicy"))
         json_object_set_new(spec, "internalTrafficPolicy", json_string("Cluster"));
-    json_array_foreach(json_object_get(spec, "ports"), i, p)
-    {
+    json_array_foreach (json_object_get(spec, "ports"), i, p) {
         if (!json_object_get(p, "targetPort"))
             json_object_set_new(p, "targetPort", json_incref(json_object_get(p, "port")));
     }
@@ -218,7 +216,8 @@ static void service_server_sets(struct server *s, json_t *doc, const json_t *old
 
 static void service_validate(const json_t *doc, const json_t *old, json_t *causes)
 {
-    static const char *const types[] = {"ClusterIP", "ExternalName", "LoadBalancer", "NodePort", NULL};
+    static const char *const types[] = {"ClusterIP", "ExternalName", "LoadBalancer", "NodePort",
+                                        NULL};
     const json_t *spec = json_object_get(doc, "spec"), *type = json_object_get(spec, "type");
     const char *t = json_is_string(type) ? json_string_value(type) : "";
     size_t i, known = 0;
@@ -231,11 +230,11 @@ static void service_validate(const json_t *doc, const json_t *old, json_t *cause
     if (!json_array_size(json_object_get(spec, "ports")) && strcmp(t, "ExternalName") &&
         strcmp(ip, "None"))
         cause_required(causes, "spec.ports", "");
-    json_array_foreach(json_object_get(spec, "ports"), i, p)
-    {
+    json_array_foreach (json_object_get(spec, "ports"), i, p) {
         const json_t *port = json_object_get(p, "port");
         CLEANUP(free_charp) char *at = xasprintf("spec.ports[%zu].port", i);
-        if (json_is_integer(port) && (json_integer_value(port) < 1 || json_integer_value(port) > 65535))
+        if (json_is_integer(port) &&
+            (json_integer_value(port) < 1 || json_integer_value(port) > 65535))
             cause_invalid(causes, at, port, "must be between 1 and 65535, inclusive");
         CLEANUP(free_charp) char *name_at = xasprintf("spec.ports[%zu].name", i);
         if (json_array_size(json_object_get(spec, "ports")) > 1 && !*json_str_at(p, "name", ""))
@@ -253,7 +252,8 @@ const struct kind_ops ops_service = {.defaults = service_defaults,
                                      .validate = service_validate,
                                      .fields = service_fields};
 
-/* ---- events: core/v1 is the stored form, events.k8s.io/v1 the other name of the same fields ---- */
+/* ---- events: core/v1 is the stored form, events.k8s.io/v1 the other name of the same fields ----
+ */
 
 static const struct {
     const char *core, *v1;
@@ -295,15 +295,25 @@ static void event_validate(const json_t *doc, const json_t *old, json_t *causes)
 {
     (void)old;
     const json_t *ns = json_at(doc, "involvedObject.namespace");
-    const char *want = json_is_string(ns) && *json_string_value(ns) ? json_string_value(ns) : "default";
+    const char *want =
+        json_is_string(ns) && *json_string_value(ns) ? json_string_value(ns) : "default";
     if (strcmp(want, json_str_at(doc, "metadata.namespace", "")) != 0)
         cause_invalid(causes, "involvedObject.namespace", ns, "does not match event.namespace");
 }
 
 static const char *const event_fields[] = {
-    "involvedObject.kind",       "involvedObject.namespace",       "involvedObject.name",
-    "involvedObject.uid",        "involvedObject.apiVersion",      "involvedObject.resourceVersion",
-    "involvedObject.fieldPath",  "reason", "reportingComponent", "source=source.component", "type", NULL,
+    "involvedObject.kind",
+    "involvedObject.namespace",
+    "involvedObject.name",
+    "involvedObject.uid",
+    "involvedObject.apiVersion",
+    "involvedObject.resourceVersion",
+    "involvedObject.fieldPath",
+    "reason",
+    "reportingComponent",
+    "source=source.component",
+    "type",
+    NULL,
 };
 static const char *const event_v1_fields[] = {
     "regarding.kind=involvedObject.kind",
@@ -326,10 +336,12 @@ static void event_server_sets(struct server *s, json_t *doc, const json_t *old)
             json_object_set_new(doc, texts[i], json_string(""));
 }
 
-const struct kind_ops ops_event = {.server_sets = event_server_sets, .validate = event_validate,
-                                   .fields = event_fields};
-const struct kind_ops ops_event_v1 = {.validate = event_validate, .to_storage = event_to_core,
-                                      .from_storage = event_from_core, .fields = event_v1_fields};
+const struct kind_ops ops_event = {
+    .server_sets = event_server_sets, .validate = event_validate, .fields = event_fields};
+const struct kind_ops ops_event_v1 = {.validate = event_validate,
+                                      .to_storage = event_to_core,
+                                      .from_storage = event_from_core,
+                                      .fields = event_v1_fields};
 
 /* ---- nodes ---- */
 
@@ -339,6 +351,7 @@ static void node_server_sets(struct server *s, json_t *doc, const json_t *old)
     (void)s;
     json_t *capacity = json_at(doc, "status.capacity");
     if (!old && capacity && !json_at(doc, "status.allocatable"))
-        json_object_set_new(json_object_get(doc, "status"), "allocatable", json_deep_copy(capacity));
+        json_object_set_new(json_object_get(doc, "status"), "allocatable",
+                            json_deep_copy(capacity));
 }
 const struct kind_ops ops_node = {.server_sets = node_server_sets, .fields = node_fields};

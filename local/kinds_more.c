@@ -78,7 +78,8 @@ static void workload_validate(const json_t *doc, const json_t *old, json_t *caus
         cause_invalid(causes, "spec.selector", sel, "field is immutable");
 }
 
-const struct kind_ops ops_deployment = {.defaults = deployment_defaults, .validate = workload_validate};
+const struct kind_ops ops_deployment = {.defaults = deployment_defaults,
+                                        .validate = workload_validate};
 static const char *const replicaset_fields[] = {"status.replicas", NULL};
 static void replicaset_server_sets(struct server *s, json_t *doc, const json_t *old)
 {
@@ -87,10 +88,12 @@ static void replicaset_server_sets(struct server *s, json_t *doc, const json_t *
         json_object_set_new(doc, "status", json_pack("{s:i}", "replicas", 0));
 }
 const struct kind_ops ops_replicaset = {.defaults = template_defaults,
-                                        .server_sets = replicaset_server_sets, .validate = workload_validate,
+                                        .server_sets = replicaset_server_sets,
+                                        .validate = workload_validate,
                                         .fields = replicaset_fields};
 const struct kind_ops ops_daemonset = {.defaults = daemonset_defaults,
-                                       .server_sets = daemonset_server_sets, .validate = workload_validate};
+                                       .server_sets = daemonset_server_sets,
+                                       .validate = workload_validate};
 
 static void pdb_validate(const json_t *doc, const json_t *old, json_t *causes)
 {
@@ -105,8 +108,8 @@ static void pdb_defaults(struct server *s, json_t *doc, const json_t *old)
     (void)s;
     if (!old)
         json_object_set_new(doc, "status",
-                            json_pack("{s:i,s:i,s:i,s:i}", "disruptionsAllowed", 0, "currentHealthy", 0,
-                                      "desiredHealthy", 0, "expectedPods", 0));
+                            json_pack("{s:i,s:i,s:i,s:i}", "disruptionsAllowed", 0,
+                                      "currentHealthy", 0, "desiredHealthy", 0, "expectedPods", 0));
 }
 const struct kind_ops ops_pdb = {.server_sets = pdb_defaults, .validate = pdb_validate};
 
@@ -128,8 +131,7 @@ static void binding_defaults(struct server *s, json_t *doc, const json_t *old)
     (void)old;
     size_t i;
     json_t *sub;
-    json_array_foreach(json_object_get(doc, "subjects"), i, sub)
-    {
+    json_array_foreach (json_object_get(doc, "subjects"), i, sub) {
         bool account = !strcmp(json_str_at(sub, "kind", ""), "ServiceAccount");
         if (!account && !json_object_get(sub, "apiGroup"))
             json_object_set_new(sub, "apiGroup", json_string("rbac.authorization.k8s.io"));
@@ -163,8 +165,9 @@ static void hpa_defaults(struct server *s, json_t *doc, const json_t *old)
     json_t *spec = json_object_get(doc, "spec");
     if (json_is_object(spec) && !json_array_size(json_object_get(spec, "metrics")))
         json_object_set_new(spec, "metrics",
-                            json_pack("[{s:s,s:{s:s,s:{s:s,s:i}}}]", "type", "Resource", "resource", "name",
-                                      "cpu", "target", "type", "Utilization", "averageUtilization", 80));
+                            json_pack("[{s:s,s:{s:s,s:{s:s,s:i}}}]", "type", "Resource", "resource",
+                                      "name", "cpu", "target", "type", "Utilization",
+                                      "averageUtilization", 80));
 }
 const struct kind_ops ops_hpa = {.defaults = hpa_defaults, .validate = hpa_validate};
 

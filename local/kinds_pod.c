@@ -34,7 +34,7 @@ static void container_defaults(json_t *c)
     json_t *res = json_object_get(c, "resources");
     if (!json_object_get(res, "requests"))
         json_object_set_new(res, "requests", json_object());
-    json_object_foreach(limits, key, v)
+    json_object_foreach (limits, key, v)
         set_default(json_object_get(res, "requests"), key, json_incref(v));
 }
 
@@ -44,15 +44,14 @@ void podspec_defaults(json_t *spec)
     size_t i;
     json_t *c;
     for (size_t k = 0; k < sizeof lists / sizeof *lists; k++)
-        json_array_foreach(json_object_get(spec, lists[k]), i, c)
+        json_array_foreach (json_object_get(spec, lists[k]), i, c)
             container_defaults(c);
     if (json_int_at(spec, "terminationGracePeriodSeconds", 1) < 0)
         json_object_set_new(spec, "terminationGracePeriodSeconds", json_integer(1));
     const char *account = json_str_at(spec, "serviceAccountName", NULL);
     if (account)
         set_default(spec, "serviceAccount", json_string(account));
-    json_array_foreach(json_object_get(spec, "volumes"), i, c)
-    {
+    json_array_foreach (json_object_get(spec, "volumes"), i, c) {
         if (json_object_size(c) == 1)
             json_object_set_new(c, "emptyDir", json_object());
     }
@@ -66,8 +65,7 @@ static void add_toleration(json_t *spec, const char *key)
         list = json_array();
         json_object_set_new(spec, "tolerations", list);
     }
-    json_array_foreach(list, i, t)
-    {
+    json_array_foreach (list, i, t) {
         const char *k = json_str_at(t, "key", "");
         if (strcmp(k, key) == 0 || (!*k && !strcmp(json_str_at(t, "operator", ""), "Exists")))
             return;
@@ -81,8 +79,7 @@ static const char *qos_class(const json_t *spec)
     bool any = false, guaranteed = true;
     size_t i;
     json_t *c;
-    json_array_foreach(json_object_get(spec, "containers"), i, c)
-    {
+    json_array_foreach (json_object_get(spec, "containers"), i, c) {
         const json_t *lim = json_at(c, "resources.limits"), *req = json_at(c, "resources.requests");
         if (json_object_size(lim) || json_object_size(req))
             any = true;
@@ -121,21 +118,21 @@ static void pod_server_sets(struct server *s, json_t *doc, const json_t *old)
     if (old)
         return;
     set_default(spec, "serviceAccountName", json_string("default"));
-    set_default(spec, "serviceAccount", json_string(json_str_at(spec, "serviceAccountName", "default")));
+    set_default(spec, "serviceAccount",
+                json_string(json_str_at(spec, "serviceAccountName", "default")));
     set_default(spec, "priority", json_integer(0));
     set_default(spec, "preemptionPolicy", json_string("PreemptLowerPriority"));
     add_toleration(spec, "node.kubernetes.io/not-ready");
     add_toleration(spec, "node.kubernetes.io/unreachable");
-    json_object_set_new(doc, "status", json_pack("{s:s,s:s}", "phase", "Pending", "qosClass",
-                                                 qos_class(spec)));
+    json_object_set_new(doc, "status",
+                        json_pack("{s:s,s:s}", "phase", "Pending", "qosClass", qos_class(spec)));
 }
 
 static void check_ports(const json_t *c, const char *path, json_t *causes)
 {
     size_t i;
     json_t *p;
-    json_array_foreach(json_object_get(c, "ports"), i, p)
-    {
+    json_array_foreach (json_object_get(c, "ports"), i, p) {
         const json_t *port = json_object_get(p, "containerPort");
         CLEANUP(free_charp) char *at = xasprintf("%s.ports[%zu].containerPort", path, i);
         if (json_is_integer(port) && !json_integer_value(port))
@@ -150,7 +147,7 @@ static bool has_named(const json_t *list, const char *name)
 {
     size_t i;
     json_t *v;
-    json_array_foreach((json_t *)list, i, v)
+    json_array_foreach ((json_t *)list, i, v)
         if (strcmp(json_str_at(v, "name", ""), name) == 0)
             return true;
     return false;
@@ -160,8 +157,7 @@ static void check_mounts(const json_t *spec, const json_t *c, const char *path, 
 {
     size_t i;
     json_t *m;
-    json_array_foreach(json_object_get(c, "volumeMounts"), i, m)
-    {
+    json_array_foreach (json_object_get(c, "volumeMounts"), i, m) {
         const char *name = json_str_at(m, "name", "");
         CLEANUP(free_charp) char *at = xasprintf("%s.volumeMounts[%zu].name", path, i);
         CLEANUP(free_charp) char *msg = xasprintf("Not found: \"%s\"", name);
@@ -196,8 +192,7 @@ static void check_duplicates(const json_t *list, const char *path, json_t *cause
 {
     size_t i;
     json_t *v, *seen = json_object();
-    json_array_foreach((json_t *)list, i, v)
-    {
+    json_array_foreach ((json_t *)list, i, v) {
         const json_t *name = json_object_get(v, "name");
         CLEANUP(free_charp) char *at = xasprintf("%s[%zu].name", path, i);
         if (!json_is_string(name))
@@ -217,8 +212,7 @@ void podspec_validate(const json_t *spec, const char *path, json_t *causes)
     json_t *c;
     for (size_t k = 0; k < 2; k++) {
         CLEANUP(free_charp) char *at = xasprintf("%s.%s", path, lists[k]);
-        json_array_foreach(json_object_get(spec, lists[k]), i, c)
-        {
+        json_array_foreach (json_object_get(spec, lists[k]), i, c) {
             CLEANUP(free_charp) char *item = xasprintf("%s[%zu]", at, i);
             check_container(spec, c, item, causes);
         }
@@ -239,8 +233,7 @@ static void forget_images(json_t *spec)
     size_t i;
     json_t *c;
     for (size_t k = 0; k < 2; k++)
-        json_array_foreach(json_object_get(spec, lists[k]), i, c)
-        {
+        json_array_foreach (json_object_get(spec, lists[k]), i, c) {
             json_object_del(c, "image");
             json_object_del(c, "imagePullPolicy");
         }
@@ -265,11 +258,12 @@ static void pod_validate(const json_t *doc, const json_t *old, json_t *causes)
     if (json_is_object(spec))
         podspec_validate(spec, "spec", causes);
     if (old && !same_but_mutable(spec, json_object_get(old, "spec")))
-        cause_forbidden(causes, "spec",
-                        "pod updates may not change fields other than `spec.containers[*].image`,"
-                        "`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations` "
-                        "(only additions to existing tolerations),`spec.terminationGracePeriodSeconds` "
-                        "(allow it to be set to 1 if it was previously negative)");
+        cause_forbidden(
+            causes, "spec",
+            "pod updates may not change fields other than `spec.containers[*].image`,"
+            "`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations` "
+            "(only additions to existing tolerations),`spec.terminationGracePeriodSeconds` "
+            "(allow it to be set to 1 if it was previously negative)");
 }
 
 /* The service account must exist, as the admission plugin of that name asks. */
@@ -283,14 +277,22 @@ static int pod_admit(struct server *s, json_t *doc, const json_t *old, json_t **
     const char *name = json_str_at(doc, "spec.serviceAccountName", "default");
     if (bucket_get(sa->bucket, ns, name))
         return 0;
-    CLEANUP(free_charp) char *why = xasprintf("error looking up service account %s/%s: serviceaccount "
-                                              "\"%s\" not found", ns, name, name);
+    CLEANUP(free_charp)
+    char *why = xasprintf("error looking up service account %s/%s: serviceaccount "
+                          "\"%s\" not found",
+                          ns, name, name);
     return status_forbidden(st, pods, json_str_at(doc, "metadata.name", ""), why);
 }
 
 static const char *const pod_fields[] = {
-    "spec.nodeName",      "spec.restartPolicy", "spec.schedulerName", "spec.serviceAccountName",
-    "spec.hostNetwork",   "status.phase",       "status.podIP",       "status.nominatedNodeName",
+    "spec.nodeName",
+    "spec.restartPolicy",
+    "spec.schedulerName",
+    "spec.serviceAccountName",
+    "spec.hostNetwork",
+    "status.phase",
+    "status.podIP",
+    "status.nominatedNodeName",
     NULL,
 };
 

@@ -64,7 +64,8 @@ static int by_key(const void *a, const void *b)
 }
 
 /* The state at rv is the present one with the events after rv undone. */
-static void collect_past(struct call *c, const struct selector *sel, uint64_t rv, struct obj_list *out)
+static void collect_past(struct call *c, const struct selector *sel, uint64_t rv,
+                         struct obj_list *out)
 {
     json_t *changed = json_object();
     const struct event *ev;
@@ -121,14 +122,15 @@ int list_collect(struct call *c, const struct selector *sel, uint64_t rv, struct
 /* ---- paging ---- */
 
 struct page {
-    uint64_t rv;    /* of the snapshot */
-    char *start;    /* keys after this one; NULL: from the first */
-    int64_t limit;  /* 0: no limit */
+    uint64_t rv;   /* of the snapshot */
+    char *start;   /* keys after this one; NULL: from the first */
+    int64_t limit; /* 0: no limit */
 };
 
 static char *encode_token(uint64_t rv, const char *last)
 {
-    json_t *t = json_pack("{s:s,s:I,s:s}", "v", "meta.k8s.io/v1", "rv", (json_int_t)rv, "start", last);
+    json_t *t =
+        json_pack("{s:s,s:I,s:s}", "v", "meta.k8s.io/v1", "rv", (json_int_t)rv, "start", last);
     char *text = json_dumps(t, JSON_COMPACT);
     json_decref(t);
     size_t n = strlen(text);
@@ -169,7 +171,8 @@ static int decode_token(const char *token, struct page *p, json_t **st)
 
 static int too_large(struct call *c, uint64_t rv, json_t **st)
 {
-    (void)status_set(st, 504, "Timeout", NULL, NULL, "Timeout: Too large resource version: %llu, current: %llu",
+    (void)status_set(st, 504, "Timeout", NULL, NULL,
+                     "Timeout: Too large resource version: %llu, current: %llu",
                      (unsigned long long)rv, (unsigned long long)store_rv(c->s->store));
     status_add_cause(*st, "ResourceVersionTooLarge", "Too large resource version", NULL);
     json_object_set_new(json_object_get(*st, "details"), "retryAfterSeconds", json_integer(1));
@@ -191,11 +194,13 @@ static int check_match(const char *match, const char *rv, const char *token, jso
         return invalid_options(st, "resourceVersionMatch",
                                "resourceVersionMatch is forbidden with continue");
     if (!rv || !*rv)
-        return invalid_options(st, "resourceVersionMatch",
-                               "resourceVersionMatch is forbidden unless resourceVersion is provided");
+        return invalid_options(
+            st, "resourceVersionMatch",
+            "resourceVersionMatch is forbidden unless resourceVersion is provided");
     if (!strcmp(match, "Exact") && !strcmp(rv, "0"))
-        return invalid_options(st, "resourceVersionMatch",
-                               "resourceVersionMatch \"exact\" is forbidden for resourceVersion \"0\"");
+        return invalid_options(
+            st, "resourceVersionMatch",
+            "resourceVersionMatch \"exact\" is forbidden for resourceVersion \"0\"");
     if (!strcmp(match, "Exact") || !strcmp(match, "NotOlderThan"))
         return 0;
     static const char *const allowed[] = {"Exact", "NotOlderThan", "", NULL};
@@ -217,7 +222,8 @@ static int parse_page(struct call *c, struct page *p, json_t **st)
     if (check_match(match, rv, token, st))
         return -1;
     if (rv && *rv && str_to_u64(str_c(rv), 0, UINT64_MAX, &n))
-        return status_bad_request(st, "Invalid value: \"%s\": resourceVersion must be a number", rv);
+        return status_bad_request(st, "Invalid value: \"%s\": resourceVersion must be a number",
+                                  rv);
     if (token && *token) {
         if (n)
             return status_bad_request(
@@ -244,7 +250,8 @@ static size_t first_after(const struct obj_list *l, const char *start)
 static json_t *list_meta(const struct page *p, const struct obj_list *l, size_t from, size_t n,
                          bool counted)
 {
-    json_t *meta = json_pack("{s:o}", "resourceVersion", json_sprintf("%llu", (unsigned long long)p->rv));
+    json_t *meta =
+        json_pack("{s:o}", "resourceVersion", json_sprintf("%llu", (unsigned long long)p->rv));
     size_t left = l->n - from - n;
     if (left) {
         CLEANUP(free_charp) char *token = encode_token(p->rv, l->v[from + n - 1]->key);
@@ -283,15 +290,16 @@ void verb_list(struct call *c)
     server_commit(c->s);
     int rc = parse_page(c, &p, &st);
     if (!rc)
-        rc = selector_parse(c->r, httpd_arg(c->req, "labelSelector"), httpd_arg(c->req, "fieldSelector"),
-                            &sel, &st);
+        rc = selector_parse(c->r, httpd_arg(c->req, "labelSelector"),
+                            httpd_arg(c->req, "fieldSelector"), &sel, &st);
     if (!rc)
         rc = list_collect(c, &sel, p.rv, &l, &st);
     if (rc && p.start && status_code(st) == 410) {
         json_decref(st);
-        (void)status_expired(&st, "The provided continue parameter is too old to display a consistent "
-                                  "list result. You can start a new list without the continue "
-                                  "parameter.");
+        (void)status_expired(&st,
+                             "The provided continue parameter is too old to display a consistent "
+                             "list result. You can start a new list without the continue "
+                             "parameter.");
     }
     if (rc)
         call_fail(c, st);

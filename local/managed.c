@@ -21,7 +21,7 @@ static json_t *find_entry(json_t *entries, const struct managed_writer *w, const
 {
     size_t i;
     json_t *e;
-    json_array_foreach(entries, i, e)
+    json_array_foreach (entries, i, e)
         if (is_writer(e, w, operation, api))
             return e;
     return NULL;
@@ -87,7 +87,8 @@ static void store_entries(json_t *doc, json_t *entries)
         json_decref(out);
 }
 
-/* Entries to start from: the client's when it sent any, a reset for [{}], else what is stored. New. */
+/* Entries to start from: the client's when it sent any, a reset for [{}], else what is stored. New.
+ */
 static json_t *starting_entries(const json_t *old, const json_t *doc)
 {
     const json_t *mine = json_at(doc, "metadata.managedFields");
@@ -100,16 +101,16 @@ static json_t *starting_entries(const json_t *old, const json_t *doc)
 
 /* ---- update ---- */
 
-/* Structs that every object of a built-in kind has, present or not, don't count as added (Go structs without pointers). */
+/* Structs that every object of a built-in kind has, present or not, don't count as added (Go
+ * structs without pointers). */
 static void forget_structs(json_t *set)
 {
-    static const char *const names[] = {"f:spec",       "f:status",     "f:metadata", "f:template",
-                                        "f:containers", "f:strategy",   "f:source",   "f:roleRef",
-                                        "f:names",      "f:loadBalancer", "f:involvedObject", NULL};
+    static const char *const names[] = {
+        "f:spec",   "f:status",  "f:metadata", "f:template",     "f:containers",     "f:strategy",
+        "f:source", "f:roleRef", "f:names",    "f:loadBalancer", "f:involvedObject", NULL};
     const char *key;
     json_t *v;
-    json_object_foreach(set, key, v)
-    {
+    json_object_foreach (set, key, v) {
         for (size_t i = 0; names[i]; i++)
             if (!strcmp(key, names[i]) && json_object_size(v) > 1)
                 json_object_del(v, FIELD_SELF);
@@ -133,8 +134,7 @@ void managed_update(const struct resource *r, const json_t *old, json_t *doc,
     size_t i;
     resource_api_version(r, api);
     json_t *own = find_entry(entries, w, "Update", api);
-    json_array_foreach(entries, i, e)
-    {
+    json_array_foreach (entries, i, e) {
         if (e != own && fields_of(e))
             fieldset_subtract(fields_of(e), changed);
         if (fields_of(e))
@@ -155,8 +155,8 @@ void managed_update(const struct resource *r, const json_t *old, json_t *doc,
 
 static json_t *merge(const json_t *schema, const json_t *live, const json_t *config);
 
-/* Two lists whose items have keys, walked together: the configuration's order wins among its items, what only the live
- * list has keeps its place before what it stood before. */
+/* Two lists whose items have keys, walked together: the configuration's order wins among its items,
+ * what only the live list has keeps its place before what it stood before. */
 struct list_merge {
     const json_t *items, *keys;
     enum types_list kind;
@@ -165,7 +165,8 @@ struct list_merge {
 
 static char *key_of(const struct list_merge *m, const json_t *item)
 {
-    char *k = m->kind == TYPES_SET ? fieldset_value_key(item) : fieldset_key(m->items, m->keys, item);
+    char *k =
+        m->kind == TYPES_SET ? fieldset_value_key(item) : fieldset_key(m->items, m->keys, item);
     return k ? k : xstrdup("");
 }
 
@@ -173,22 +174,22 @@ static json_t *index_list(const struct list_merge *m, const json_t *list)
 {
     json_t *index = json_object(), *item;
     size_t i;
-    json_array_foreach((json_t *)list, i, item)
-    {
+    json_array_foreach ((json_t *)list, i, item) {
         CLEANUP(free_charp) char *k = key_of(m, item);
         json_object_set(index, k, item);
     }
     return index;
 }
 
-static void put_item(struct list_merge *m, const char *key, const json_t *mine, const json_t *theirs)
+static void put_item(struct list_merge *m, const char *key, const json_t *mine,
+                     const json_t *theirs)
 {
     if (json_object_get(m->done, key))
         return;
     json_object_set_new(m->done, key, json_true());
-    json_array_append_new(m->out, mine && theirs && m->kind == TYPES_MAP ? merge(m->items, mine, theirs)
-                                                                        : json_deep_copy(theirs ? theirs
-                                                                                                : mine));
+    json_array_append_new(m->out, mine && theirs && m->kind == TYPES_MAP
+                                      ? merge(m->items, mine, theirs)
+                                      : json_deep_copy(theirs ? theirs : mine));
 }
 
 static json_t *merge_list(const json_t *schema, const json_t *live, const json_t *config)
@@ -229,9 +230,10 @@ static json_t *merge(const json_t *schema, const json_t *live, const json_t *con
         return json_deep_copy(config);
     json_t *out = json_deep_copy(live), *v;
     const char *key;
-    json_object_foreach((json_t *)config, key, v)
-        json_object_set_new(out, key,
-                            merge(schema ? types_field(schema, key) : NULL, json_object_get(live, key), v));
+    json_object_foreach ((json_t *)config, key, v)
+        json_object_set_new(
+            out, key,
+            merge(schema ? types_field(schema, key) : NULL, json_object_get(live, key), v));
     return out;
 }
 
@@ -245,8 +247,8 @@ static void remove_items(const json_t *schema, json_t *list, const json_t *set)
         return;
     for (size_t i = json_array_size(list); i-- > 0;) {
         json_t *item = json_array_get(list, i);
-        CLEANUP(free_charp) char *el =
-            kind == TYPES_SET ? fieldset_value_key(item) : fieldset_key(items, keys, item);
+        CLEANUP(free_charp)
+        char *el = kind == TYPES_SET ? fieldset_value_key(item) : fieldset_key(items, keys, item);
         const json_t *node = el ? json_object_get(set, el) : NULL;
         if (!node)
             continue;
@@ -266,15 +268,14 @@ static void remove_fields(const json_t *schema, json_t *value, const json_t *set
         remove_items(schema, value, set);
         return;
     }
-    json_object_foreach((json_t *)set, key, node)
-    {
+    json_object_foreach ((json_t *)set, key, node) {
         if (strncmp(key, "f:", 2))
             continue;
         if (!json_object_size(node) || json_object_get(node, FIELD_SELF))
             json_object_del(value, key + 2);
         else
-            remove_fields(schema ? types_field(schema, key + 2) : NULL, json_object_get(value, key + 2),
-                          node);
+            remove_fields(schema ? types_field(schema, key + 2) : NULL,
+                          json_object_get(value, key + 2), node);
     }
 }
 
@@ -283,8 +284,7 @@ static json_t *dropped_fields(json_t *entries, const json_t *last)
 {
     json_t *drop = fieldset_with_parents(last), *e;
     size_t i;
-    json_array_foreach(entries, i, e)
-    {
+    json_array_foreach (entries, i, e) {
         json_t *kept = fieldset_with_parents(fields_of(e));
         fieldset_subtract(drop, kept);
         json_decref(kept);
@@ -307,9 +307,9 @@ static char *manager_text(const json_t *e)
 {
     const char *sub = json_str_at(e, "subresource", "");
     bool update = !strcmp(json_str_at(e, "operation", ""), "Update");
-    return xasprintf("\"%s\"%s%s%s%s%s", json_str_at(e, "manager", ""), *sub ? " with subresource \"" : "",
-                     sub, *sub ? "\"" : "", update ? " using " : "",
-                     update ? json_str_at(e, "apiVersion", "") : "");
+    return xasprintf("\"%s\"%s%s%s%s%s", json_str_at(e, "manager", ""),
+                     *sub ? " with subresource \"" : "", sub, *sub ? "\"" : "",
+                     update ? " using " : "", update ? json_str_at(e, "apiVersion", "") : "");
 }
 
 static char *conflict_message(const json_t *list)
@@ -324,8 +324,7 @@ static char *conflict_message(const json_t *list)
     struct buf b;
     buf_init(&b, 1 << 20);
     int rc = buf_printf(&b, "Apply failed with %zu conflicts:", n);
-    json_array_foreach((json_t *)list, i, c)
-    {
+    json_array_foreach ((json_t *)list, i, c) {
         const char *m = json_str_at(c, "manager", "");
         if (!rc && strcmp(m, last))
             rc = buf_printf(&b, "%sconflicts with %s:", i ? "\n" : " ", m);
@@ -344,8 +343,7 @@ static int report_conflicts(const json_t *list, json_t **st)
     json_t *c;
     CLEANUP(free_charp) char *msg = conflict_message(list);
     status_set(st, 409, "Conflict", NULL, NULL, "%s", msg);
-    json_array_foreach((json_t *)list, i, c)
-    {
+    json_array_foreach ((json_t *)list, i, c) {
         CLEANUP(free_charp) char *m = xasprintf("conflict with %s", json_str_at(c, "manager", ""));
         status_add_cause(*st, "FieldManagerConflict", m, json_str_at(c, "path", ""));
     }
@@ -359,8 +357,7 @@ static int settle(json_t *entries, const json_t *own, const json_t *changed, con
     struct conflicts c = {.list = json_array()};
     size_t i;
     json_t *e;
-    json_array_foreach(entries, i, e)
-    {
+    json_array_foreach (entries, i, e) {
         if (e == own || !fields_of(e))
             continue;
         json_t *both = fieldset_intersect(fields_of(e), changed);

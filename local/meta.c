@@ -42,9 +42,9 @@ int meta_place(struct call *c, json_t *doc, json_t **st)
     if (!*name)
         json_object_set_new(meta, "name", json_string(c->name));
     else if (strcmp(name, c->name) != 0)
-        return status_bad_request(st,
-                                  "the name of the object (%s) does not match the name on the URL (%s)",
-                                  name, c->name);
+        return status_bad_request(
+            st, "the name of the object (%s) does not match the name on the URL (%s)", name,
+            c->name);
     return 0;
 }
 
@@ -71,8 +71,8 @@ int meta_new(struct call *c, json_t *doc, json_t **st)
     new_uid(uid);
     json_object_set_new(meta, "uid", json_string(uid));
     json_object_set_new(meta, "creationTimestamp", json_string(now_rfc3339(now)));
-    static const char *const drop[] = {"deletionTimestamp", "deletionGracePeriodSeconds", "selfLink",
-                                       "generation", "resourceVersion"};
+    static const char *const drop[] = {"deletionTimestamp", "deletionGracePeriodSeconds",
+                                       "selfLink", "generation", "resourceVersion"};
     for (size_t i = 0; i < sizeof drop / sizeof *drop; i++)
         json_object_del(meta, drop[i]);
     if (resource_has(c->r, R_GENERATION))
@@ -95,8 +95,7 @@ static void check_labels(const json_t *meta, json_t *causes)
 {
     const char *key;
     json_t *v;
-    json_object_foreach(json_object_get((json_t *)meta, "labels"), key, v)
-    {
+    json_object_foreach (json_object_get((json_t *)meta, "labels"), key, v) {
         const char *why = name_check_label_key(key);
         json_t *k = json_string(key);
         if (why)
@@ -119,8 +118,7 @@ static void check_annotations(const json_t *meta, json_t *causes)
     const char *key;
     json_t *v;
     size_t total = 0;
-    json_object_foreach(json_object_get((json_t *)meta, "annotations"), key, v)
-    {
+    json_object_foreach (json_object_get((json_t *)meta, "annotations"), key, v) {
         CLEANUP(free_charp) char *low = xstrdup(key);
         lower(low);
         const char *why = name_check_label_key(low);
@@ -131,10 +129,10 @@ static void check_annotations(const json_t *meta, json_t *causes)
         total += strlen(key) + json_string_length(v);
     }
     if (total > 256 * 1024)
-        json_array_append_new(causes, json_pack("{s:s,s:s,s:s}", "reason", "FieldValueTooLong",
-                                                "message",
-                                                "Too long: may not be more than 262144 bytes", "field",
-                                                "metadata.annotations"));
+        json_array_append_new(causes,
+                              json_pack("{s:s,s:s,s:s}", "reason", "FieldValueTooLong", "message",
+                                        "Too long: may not be more than 262144 bytes", "field",
+                                        "metadata.annotations"));
 }
 
 static void check_owners(const json_t *meta, json_t *causes)
@@ -142,11 +140,10 @@ static void check_owners(const json_t *meta, json_t *causes)
     static const char *const need[] = {"apiVersion", "kind", "name", "uid"};
     size_t i, controllers = 0;
     json_t *o;
-    json_array_foreach(json_object_get(meta, "ownerReferences"), i, o)
-    {
+    json_array_foreach (json_object_get(meta, "ownerReferences"), i, o) {
         for (size_t k = 0; k < 4; k++) {
-            CLEANUP(free_charp) char *at =
-                xasprintf("metadata.ownerReferences[%zu].%s", i, need[k]);
+            CLEANUP(free_charp)
+            char *at = xasprintf("metadata.ownerReferences[%zu].%s", i, need[k]);
             if (!*json_str_at(o, need[k], ""))
                 cause_required(causes, at, "must not be empty");
         }
@@ -161,31 +158,33 @@ static bool in_list(const json_t *list, const json_t *v)
 {
     size_t i;
     json_t *x;
-    json_array_foreach((json_t *)list, i, x)
+    json_array_foreach ((json_t *)list, i, x)
         if (json_equal(x, (json_t *)v))
             return true;
     return false;
 }
 
-static void check_finalizers(const struct resource *r, const json_t *meta, const json_t *old, json_t *causes)
+static void check_finalizers(const struct resource *r, const json_t *meta, const json_t *old,
+                             json_t *causes)
 {
     size_t i;
     json_t *f;
-    json_array_foreach(json_object_get(meta, "finalizers"), i, f)
-    {
+    json_array_foreach (json_object_get(meta, "finalizers"), i, f) {
         CLEANUP(free_charp) char *at = xasprintf("metadata.finalizers[%zu]", i);
         const char *name = json_is_string(f) ? json_string_value(f) : "";
         const char *why = name_check_label_key(name);
-        if (!why && !resource_has(r, R_CUSTOM) && !strchr(name, '/') && strcmp(name, "orphan") && strcmp(name, "foregroundDeletion"))
+        if (!why && !resource_has(r, R_CUSTOM) && !strchr(name, '/') && strcmp(name, "orphan") &&
+            strcmp(name, "foregroundDeletion"))
             why = "name is neither a standard finalizer name nor is it fully qualified";
         if (why)
             cause_invalid(causes, at, f, "%s", why);
         if (old && json_at(old, "metadata.deletionTimestamp") &&
             !in_list(json_at(old, "metadata.finalizers"), f))
-            cause_forbidden(causes, "metadata.finalizers",
-                            "no new finalizers can be added if the object is being deleted, found new "
-                            "finalizers []string{\"%s\"}",
-                            name);
+            cause_forbidden(
+                causes, "metadata.finalizers",
+                "no new finalizers can be added if the object is being deleted, found new "
+                "finalizers []string{\"%s\"}",
+                name);
     }
 }
 
@@ -209,8 +208,8 @@ void meta_validate(const struct resource *r, const json_t *doc, const json_t *ol
 /* Kinds whose objects can't be replaced without saying which version was read. */
 static bool needs_rv(const struct resource *r)
 {
-    static const char *const plurals[] = {"leases", "customresourcedefinitions", "poddisruptionbudgets",
-                                          NULL};
+    static const char *const plurals[] = {"leases", "customresourcedefinitions",
+                                          "poddisruptionbudgets", NULL};
     for (size_t i = 0; plurals[i]; i++)
         if (!strcmp(r->plural, plurals[i]))
             return true;
@@ -225,9 +224,9 @@ int meta_check_update(struct call *c, const struct obj *old, const json_t *doc, 
     char now[24];
     snprintf(now, sizeof now, "%llu", (unsigned long long)old->rv);
     if (*uid && strcmp(uid, old->uid) != 0) {
-        CLEANUP(free_charp) char *why =
-            xasprintf("Precondition failed: UID in precondition: %s, UID in object meta: %s", uid,
-                      old->uid);
+        CLEANUP(free_charp)
+        char *why = xasprintf(
+            "Precondition failed: UID in precondition: %s, UID in object meta: %s", uid, old->uid);
         return status_conflict(st, c->r, old->name, why);
     }
     if (*rv && strcmp(rv, now) != 0)
@@ -244,9 +243,16 @@ int meta_check_update(struct call *c, const struct obj *old, const json_t *doc, 
 
 void meta_keep(const json_t *old, json_t *doc)
 {
-    static const char *const kept[] = {"uid", "creationTimestamp", "deletionTimestamp", "namespace",
-                                       "deletionGracePeriodSeconds", "generation", "selfLink", "name",
-                                       "resourceVersion", "generateName"};
+    static const char *const kept[] = {"uid",
+                                       "creationTimestamp",
+                                       "deletionTimestamp",
+                                       "namespace",
+                                       "deletionGracePeriodSeconds",
+                                       "generation",
+                                       "selfLink",
+                                       "name",
+                                       "resourceVersion",
+                                       "generateName"};
     json_t *meta = json_object_get(doc, "metadata");
     const json_t *before = json_object_get(old, "metadata");
     for (size_t i = 0; i < sizeof kept / sizeof *kept; i++) {

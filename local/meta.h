@@ -1,4 +1,5 @@
-/* meta.h: metadata of objects: what clients may set, what the server sets, and its validation. Documents are in stored form. */
+/* meta.h: metadata of objects: what clients may set, what the server sets, and its validation.
+ * Documents are in stored form. */
 #pragma once
 #include "local/object.h"
 

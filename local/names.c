@@ -24,11 +24,12 @@ const char *name_check_dns_label(const char *s)
     size_t n = strlen(s);
     if (n > 63)
         return "must be no more than 63 bytes";
-    return is_dns_label(s, n)
-               ? NULL
-               : "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', "
-                 "and must start and end with an alphanumeric character (e.g. 'my-name',  or '123-abc', "
-                 "regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?')";
+    return is_dns_label(s, n) ? NULL
+                              : "a lowercase RFC 1123 label must consist of lower case "
+                                "alphanumeric characters or '-', "
+                                "and must start and end with an alphanumeric character (e.g. "
+                                "'my-name',  or '123-abc', "
+                                "regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?')";
 }
 
 static bool is_subdomain(const char *s, size_t n)
@@ -44,8 +45,10 @@ static bool is_subdomain(const char *s, size_t n)
 }
 
 static const char subdomain_text[] =
-    "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and "
-    "must start and end with an alphanumeric character (e.g. 'example.com', regex used for validation is "
+    "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or "
+    "'.', and "
+    "must start and end with an alphanumeric character (e.g. 'example.com', regex used for "
+    "validation is "
     "'[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')";
 
 const char *name_check_dns_subdomain(const char *s)
@@ -63,8 +66,10 @@ const char *name_check_dns1035_label(const char *s)
         return "must be no more than 63 bytes";
     if (is_dns_label(s, n) && isalpha((unsigned char)s[0]))
         return NULL;
-    return "a DNS-1035 label must consist of lower case alphanumeric characters or '-', start with an "
-           "alphabetic character, and end with an alphanumeric character (e.g. 'my-name',  or 'abc-123', "
+    return "a DNS-1035 label must consist of lower case alphanumeric characters or '-', start with "
+           "an "
+           "alphabetic character, and end with an alphanumeric character (e.g. 'my-name',  or "
+           "'abc-123', "
            "regex used for validation is '[a-z]([-a-z0-9]*[a-z0-9])?')";
 }
 
@@ -97,13 +102,17 @@ const char *name_check_label_key(const char *s)
     if (slash && (slash == s))
         return "prefix part must be non-empty";
     if (slash && strchr(name, '/'))
-        return "a qualified name must consist of alphanumeric characters, '-', '_' or '.', and must start "
-               "and end with an alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', "
-               "regex used for validation is '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]') with an optional "
+        return "a qualified name must consist of alphanumeric characters, '-', '_' or '.', and "
+               "must start "
+               "and end with an alphanumeric character (e.g. 'MyName',  or 'my.name',  or "
+               "'123-abc', "
+               "regex used for validation is '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]') with an "
+               "optional "
                "DNS subdomain prefix and '/' (e.g. 'example.com/MyName')";
     if (slash && (slash - s > 253 || !is_subdomain(s, (size_t)(slash - s))))
         return "prefix part a lowercase RFC 1123 subdomain must consist of lower case alphanumeric "
-               "characters, '-' or '.', and must start and end with an alphanumeric character (e.g. "
+               "characters, '-' or '.', and must start and end with an alphanumeric character "
+               "(e.g. "
                "'example.com', regex used for validation is "
                "'[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')";
     if (!*name)
@@ -111,8 +120,10 @@ const char *name_check_label_key(const char *s)
     if (strlen(name) > 63)
         return "name part must be no more than 63 bytes";
     if (!is_qualified(name, strlen(name)))
-        return "name part must consist of alphanumeric characters, '-', '_' or '.', and must start and end "
-               "with an alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used "
+        return "name part must consist of alphanumeric characters, '-', '_' or '.', and must start "
+               "and end "
+               "with an alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex "
+               "used "
                "for validation is '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')";
     return NULL;
 }
@@ -124,7 +135,9 @@ const char *name_check_label_value(const char *s)
         return "must be no more than 63 bytes";
     if (!n || is_qualified(s, n))
         return NULL;
-    return "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', "
-           "and must start and end with an alphanumeric character (e.g. 'MyValue',  or 'my_value',  or "
+    return "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' "
+           "or '.', "
+           "and must start and end with an alphanumeric character (e.g. 'MyValue',  or 'my_value', "
+           " or "
            "'12345', regex used for validation is '(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?')";
 }

@@ -1,5 +1,6 @@
-/* names.h: the name formats of Kubernetes (RFC 1123 labels and subdomains, qualified names, label values). Each check returns
- * NULL when the text is right, else the sentence that the API server prints. */
+/* names.h: the name formats of Kubernetes (RFC 1123 labels and subdomains, qualified names, label
+ * values). Each check returns NULL when the text is right, else the sentence that the API server
+ * prints. */
 #pragma once
 #include <stdbool.h>
 

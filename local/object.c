@@ -19,7 +19,8 @@
 
 static bool is_crd(const struct resource *r)
 {
-    return !strcmp(r->plural, "customresourcedefinitions") && !strcmp(r->group, "apiextensions.k8s.io");
+    return !strcmp(r->plural, "customresourcedefinitions") &&
+           !strcmp(r->group, "apiextensions.k8s.io");
 }
 
 struct obj *object_store(struct server *s, const struct resource *r, json_t *doc, json_t **st)
@@ -105,11 +106,11 @@ static int check_kind(const struct resource *r, json_t *doc, json_t **st)
         return status_bad_request(st, "Object 'apiVersion' is missing in the request body");
     if (*api && strcmp(api, want) != 0)
         return status_bad_request(
-            st, "the API version in the data (%s) does not match the expected API version (%s)", api,
-            want);
+            st, "the API version in the data (%s) does not match the expected API version (%s)",
+            api, want);
     if (*kind && strcmp(kind, r->kind) != 0)
-        return status_bad_request(st, "%s in version \"%s\" cannot be handled as a %s", kind, r->version,
-                                  r->kind);
+        return status_bad_request(st, "%s in version \"%s\" cannot be handled as a %s", kind,
+                                  r->version, r->kind);
     json_object_set_new(doc, "apiVersion", json_string(want));
     json_object_set_new(doc, "kind", json_string(r->kind));
     return 0;
@@ -142,8 +143,7 @@ static int report_unknown(struct call *c, json_t *unknown, json_t **st)
     struct buf b;
     buf_init(&b, 1 << 16);
     int rc = 0;
-    json_array_foreach(unknown, i, v)
-    {
+    json_array_foreach (unknown, i, v) {
         if (c->validation == FIELDS_WARN)
             call_warn(c, "unknown field \"%s\"", json_string_value(v));
         else if (!rc)
@@ -152,8 +152,8 @@ static int report_unknown(struct call *c, json_t *unknown, json_t **st)
     rc = 0;
     if (c->validation == FIELDS_STRICT)
         rc = status_bad_request(
-            st, "%s in version \"%s\" cannot be handled as a %s: strict decoding error: %s", c->r->kind,
-            c->r->version, c->r->kind, b.data ? b.data : "");
+            st, "%s in version \"%s\" cannot be handled as a %s: strict decoding error: %s",
+            c->r->kind, c->r->version, c->r->kind, b.data ? b.data : "");
     buf_fini(&b);
     return rc;
 }
@@ -170,7 +170,7 @@ static int prune_custom(struct call *c, json_t *doc, json_t **st)
     fields_prune(types_object_meta(), json_object_get(doc, "metadata"), meta_unknown);
     size_t i;
     json_t *v;
-    json_array_foreach(meta_unknown, i, v)
+    json_array_foreach (meta_unknown, i, v)
         json_array_append_new(unknown, json_sprintf("metadata.%s", json_string_value(v)));
     int rc = report_unknown(c, unknown, st);
     field_errors_fini(&dropped);
@@ -185,8 +185,8 @@ static int prune_builtin(struct call *c, json_t *doc, json_t **st)
     json_t *unknown = json_array();
     int rc = 0;
     if (fields_check_types(c->r->schema, doc, &e))
-        rc = status_bad_request(st, "%s in version \"%s\" cannot be handled as a %s: json: %s", c->r->kind,
-                                c->r->version, c->r->kind, e.msg);
+        rc = status_bad_request(st, "%s in version \"%s\" cannot be handled as a %s: json: %s",
+                                c->r->kind, c->r->version, c->r->kind, e.msg);
     if (!rc) {
         fields_prune(c->r->schema, doc, unknown);
         rc = report_unknown(c, unknown, st);
@@ -209,7 +209,8 @@ int object_check(struct call *c, json_t *doc, json_t **st)
     if (!json_is_object(meta))
         json_object_set_new(doc, "metadata", json_object());
     if (fields_check_types(types_object_meta(), json_object_get(doc, "metadata"), &e))
-        return status_bad_request(st, "%s in version \"%s\" cannot be handled as a %s: metadata: %s",
+        return status_bad_request(st,
+                                  "%s in version \"%s\" cannot be handled as a %s: metadata: %s",
                                   r->kind, r->version, r->kind, e.msg);
     return resource_has(r, R_CUSTOM) ? prune_custom(c, doc, st) : prune_builtin(c, doc, st);
 }
@@ -238,8 +239,9 @@ static void validate_custom(const struct resource *r, const json_t *doc, const j
     if (!r->crdv->schema || !schema_validate(r->crdv->schema, doc, old, &errs))
         return;
     for (size_t i = 0; i < errs.n; i++)
-        json_array_append_new(causes, json_pack("{s:s,s:s,s:s}", "reason", errs.v[i].reason, "message",
-                                                errs.v[i].message, "field", errs.v[i].path));
+        json_array_append_new(causes,
+                              json_pack("{s:s,s:s,s:s}", "reason", errs.v[i].reason, "message",
+                                        errs.v[i].message, "field", errs.v[i].path));
     field_errors_fini(&errs);
 }
 
@@ -268,8 +270,8 @@ static int check_size(const json_t *doc, json_t **st)
                       "Request entity too large: limit is %u", MAX_OBJECT_BYTES);
 }
 
-int object_check_namespace(struct server *s, const struct resource *r, const char *ns, const char *name,
-                           json_t **st)
+int object_check_namespace(struct server *s, const struct resource *r, const char *ns,
+                           const char *name, json_t **st)
 {
     const struct resource *nsr = resource_find(s->reg, "", "v1", "namespaces");
     const struct obj *o = bucket_get(nsr->bucket, "", ns);
@@ -277,7 +279,8 @@ int object_check_namespace(struct server *s, const struct resource *r, const cha
         return status_not_found(st, nsr, ns);
     if (!json_at(o->doc, "metadata.deletionTimestamp"))
         return 0;
-    CLEANUP(free_charp) char *why = xasprintf(
+    CLEANUP(free_charp)
+    char *why = xasprintf(
         "unable to create new content in namespace %s because it is being terminated", ns);
     status_forbidden(st, r, name, why);
     CLEANUP(free_charp) char *msg = xasprintf("namespace %s is being terminated", ns);
@@ -290,8 +293,8 @@ int object_check_namespace(struct server *s, const struct resource *r, const cha
 static void manage(struct call *c, const json_t *old, json_t *doc, enum write_kind how)
 {
     char now[40];
-    struct managed_writer w = {.manager = c->manager, .sub = c->sub ? c->sub : "",
-                               .now = now_rfc3339(now)};
+    struct managed_writer w = {
+        .manager = c->manager, .sub = c->sub ? c->sub : "", .now = now_rfc3339(now)};
     if (how != WRITE_APPLY)
         managed_update(c->r, old, doc, &w);
 }

@@ -56,12 +56,12 @@ static json_t *read_patch(struct call *c, enum patch_kind kind, json_t **st)
     return call_decode(c, body, kind == PATCH_APPLY, st);
 }
 
-static int patch_error(enum patch_kind kind, int rc, const struct err *e,
-                       json_t **st)
+static int patch_error(enum patch_kind kind, int rc, const struct err *e, json_t **st)
 {
     if (rc == -ENOENT || kind == PATCH_STRATEGIC) {
         (void)status_set(st, 422, "Invalid", NULL, NULL,
-                         "the server rejected our request due to an error in our request: %s", e->msg);
+                         "the server rejected our request due to an error in our request: %s",
+                         e->msg);
         json_object_set_new(*st, "details", json_object());
         return -1;
     }
@@ -103,8 +103,8 @@ static int do_change(struct call *c, enum patch_kind kind, struct obj *old, cons
                      json_t **out, json_t **st)
 {
     json_t *doc = object_view(c->r, old);
-    CLEANUP(free_charp) char *gk =
-        xasprintf("%s%s%s", c->r->group, c->r->group[0] ? "/" : "", c->r->kind);
+    CLEANUP(free_charp)
+    char *gk = xasprintf("%s%s%s", c->r->group, c->r->group[0] ? "/" : "", c->r->kind);
     if (change(kind, gk, &doc, patch, st)) {
         json_decref(doc);
         return -1;
@@ -121,9 +121,9 @@ static int place_config(struct call *c, json_t *config, json_t **st)
         return status_bad_request(st, "metadata.managedFields must be nil");
     const char *name = json_str_at(meta, "name", "");
     if (*name && strcmp(name, c->name))
-        return status_bad_request(st,
-                                  "the name of the object (%s) does not match the name on the URL (%s)",
-                                  name, c->name);
+        return status_bad_request(
+            st, "the name of the object (%s) does not match the name on the URL (%s)", name,
+            c->name);
     json_object_set_new(meta, "name", json_string(c->name));
     if (resource_has(c->r, R_NAMESPACED) && !*json_str_at(meta, "namespace", ""))
         json_object_set_new(meta, "namespace", json_string(c->ns));
@@ -134,8 +134,10 @@ static int place_config(struct call *c, json_t *config, json_t **st)
 static int do_apply(struct call *c, struct obj *old, json_t *config, json_t **out, json_t **st)
 {
     char now[40];
-    struct managed_writer w = {.manager = c->manager, .sub = c->sub ? c->sub : "",
-                               .now = now_rfc3339(now), .force = c->force};
+    struct managed_writer w = {.manager = c->manager,
+                               .sub = c->sub ? c->sub : "",
+                               .now = now_rfc3339(now),
+                               .force = c->force};
     json_t *doc = NULL;
     if (object_check(c, config, st) || place_config(c, config, st))
         return -1;
@@ -143,9 +145,10 @@ static int do_apply(struct call *c, struct obj *old, json_t *config, json_t **ou
         return status_not_found(st, c->r, c->name);
     const char *uid = json_str_at(config, "metadata.uid", "");
     if (!old && *uid)
-        return status_conflict(st, c->r, c->name,
-                               "uid mismatch: the provided object specified uid, and no existing object "
-                               "was found");
+        return status_conflict(
+            st, c->r, c->name,
+            "uid mismatch: the provided object specified uid, and no existing object "
+            "was found");
     json_t *before = old ? object_view(c->r, old) : NULL;
     int rc = managed_apply(c->r, before, config, &w, &doc, st);
     json_decref(before);

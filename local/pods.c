@@ -24,8 +24,7 @@ static bool has_container(const json_t *pod, const char *name, struct buf *all)
     size_t i;
     json_t *v;
     for (size_t k = 0; k < 3; k++)
-        json_array_foreach(json_at(pod, lists[k]), i, v)
-        {
+        json_array_foreach (json_at(pod, lists[k]), i, v) {
             const char *n = json_str_at(v, "name", "");
             found |= !strcmp(n, name);
             if (!k && buf_printf(all, "%s%s", all->n ? " " : "", n))
@@ -34,7 +33,8 @@ static bool has_container(const json_t *pod, const char *name, struct buf *all)
     return found;
 }
 
-/* The container that is meant; the only one when none is named. Borrowed from pod or the request. */
+/* The container that is meant; the only one when none is named. Borrowed from pod or the request.
+ */
 static int pick_container(struct call *c, const struct obj *pod, const char **out, json_t **st)
 {
     const char *want = httpd_arg(c->req, "container");
@@ -50,9 +50,9 @@ static int pick_container(struct call *c, const struct obj *pod, const char **ou
     } else if (json_array_size(list) == 1) {
         *out = json_str_at(json_array_get(list, 0), "name", "");
     } else {
-        rc = status_bad_request(st,
-                                "a container name must be specified for pod %s, choose one of: [%s]",
-                                pod->name, all.data ? all.data : "");
+        rc = status_bad_request(
+            st, "a container name must be specified for pod %s, choose one of: [%s]", pod->name,
+            all.data ? all.data : "");
     }
     buf_fini(&all);
     return rc;
@@ -82,7 +82,8 @@ static int parse_log(struct call *c, struct server_log_query *q, json_t **st)
     q->timestamps = arg_true(c, "timestamps");
     q->tail_lines = q->limit_bytes = -1;
     if (arg_number(c, "tailLines", &q->tail_lines, st) ||
-        arg_number(c, "limitBytes", &q->limit_bytes, st) || arg_number(c, "sinceSeconds", &since, st))
+        arg_number(c, "limitBytes", &q->limit_bytes, st) ||
+        arg_number(c, "sinceSeconds", &since, st))
         return -1;
     if (t && *t && clock_parse_rfc3339(t, &at))
         return status_bad_request(st, "sinceTime: must be an RFC 3339 time");
@@ -140,8 +141,8 @@ static json_t *bound(struct call *c, const struct obj *pod, const char *node)
     for (size_t i = json_array_size(list); i-- > 0;)
         if (!strcmp(json_str_at(json_array_get(list, i), "type", ""), "PodScheduled"))
             json_array_remove(list, i);
-    json_array_append_new(list, json_pack("{s:s,s:s,s:n,s:s}", "type", "PodScheduled", "status", "True",
-                                          "lastProbeTime", "lastTransitionTime", now));
+    json_array_append_new(list, json_pack("{s:s,s:s,s:n,s:s}", "type", "PodScheduled", "status",
+                                          "True", "lastProbeTime", "lastTransitionTime", now));
     const struct resource *pods = resource_find(c->s->reg, "", "v1", "pods");
     struct managed_writer w = {.manager = c->manager, .sub = "binding", .now = now};
     managed_update(pods, pod->doc, doc, &w);
@@ -152,7 +153,8 @@ static int bind_pod(struct call *c, const char *name, const json_t *body, json_t
 {
     const struct resource *pods = resource_find(c->s->reg, "", "v1", "pods");
     struct obj *pod = bucket_get(pods->bucket, c->ns, name);
-    const char *node = json_str_at(body, "target.name", ""), *uid = json_str_at(body, "metadata.uid", "");
+    const char *node = json_str_at(body, "target.name", ""),
+               *uid = json_str_at(body, "metadata.uid", "");
     if (!pod)
         return status_not_found(st, pods, name);
     if (!*node)
@@ -191,8 +193,9 @@ void sub_binding(struct call *c)
     if (st || bind_pod(c, name, body, &st))
         call_fail(c, st);
     else
-        call_reply(c, 201, json_pack("{s:s,s:s,s:{},s:s,s:i}", "kind", "Status", "apiVersion", "v1",
-                                     "metadata", "status", "Success", "code", 201));
+        call_reply(c, 201,
+                   json_pack("{s:s,s:s,s:{},s:s,s:i}", "kind", "Status", "apiVersion", "v1",
+                             "metadata", "status", "Success", "code", 201));
     json_decref(body);
 }
 
@@ -205,7 +208,8 @@ static int evict(struct call *c, const json_t *body, json_t **st)
     struct delete_options opt = {.grace = json_int_at(o, "gracePeriodSeconds", -1),
                                  .uid = json_str_at(o, "preconditions.uid", NULL),
                                  .rv = json_str_at(o, "preconditions.resourceVersion", NULL),
-                                 .dry_run = c->dry_run || json_array_size(json_object_get(o, "dryRun"))};
+                                 .dry_run =
+                                     c->dry_run || json_array_size(json_object_get(o, "dryRun"))};
     bool gone;
     json_t *out = NULL;
     if (!pod)
@@ -230,7 +234,8 @@ void sub_eviction(struct call *c)
     if (st || evict(c, body, &st))
         call_fail(c, st);
     else
-        call_reply(c, 201, json_pack("{s:s,s:s,s:{},s:s,s:i}", "kind", "Status", "apiVersion", "v1",
-                                     "metadata", "status", "Success", "code", 201));
+        call_reply(c, 201,
+                   json_pack("{s:s,s:s,s:{},s:s,s:i}", "kind", "Status", "apiVersion", "v1",
+                             "metadata", "status", "Success", "code", 201));
     json_decref(body);
 }

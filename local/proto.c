@@ -123,15 +123,19 @@ static bool in_words(const char *words, const char *w)
 /* Numbers and booleans that are pointers in Go: zero and false are values. */
 static const char pointers[] =
     "replicas gracePeriodSeconds terminationGracePeriodSeconds expirationSeconds minReplicas "
-    "leaseTransitions leaseDurationSeconds runAsUser runAsGroup fsGroup tolerationSeconds defaultMode mode "
-    "activeDeadlineSeconds revisionHistoryLimit progressDeadlineSeconds value optional immutable controller "
+    "leaseTransitions leaseDurationSeconds runAsUser runAsGroup fsGroup tolerationSeconds "
+    "defaultMode mode "
+    "activeDeadlineSeconds revisionHistoryLimit progressDeadlineSeconds value optional immutable "
+    "controller "
     "blockOwnerDeletion automountServiceAccountToken enableServiceLinks allowPrivilegeEscalation "
-    "runAsNonRoot readOnlyRootFilesystem privileged hostUsers orphanDependents port minDomains exitCode "
-    "terminationGracePeriodSeconds shareProcessNamespace setHostnameAsFQDN publishNotReadyAddresses";
+    "runAsNonRoot readOnlyRootFilesystem privileged hostUsers orphanDependents port minDomains "
+    "exitCode "
+    "terminationGracePeriodSeconds shareProcessNamespace setHostnameAsFQDN "
+    "publishNotReadyAddresses";
 /* Structs that are not: an empty one says nothing. */
-static const char plain_structs[] =
-    "status strategy updateStrategy resources source state lastState loadBalancer spec metadata behavior "
-    "target";
+static const char plain_structs[] = "status strategy updateStrategy resources source state "
+                                    "lastState loadBalancer spec metadata behavior "
+                                    "target";
 
 /* ---- values ---- */
 
@@ -148,7 +152,8 @@ static json_t *time_value(struct str b, const char *name, struct err *e)
     bool micro = in_words("eventTime acquireTime renewTime lastObservedTime", name);
     if (s.value > UINT64_MAX / NS_PER_S - 1)
         return json_null();
-    return json_string(clock_rfc3339(s.value * NS_PER_S + ns.value % NS_PER_S, micro ? 6 : 0, text));
+    return json_string(
+        clock_rfc3339(s.value * NS_PER_S + ns.value % NS_PER_S, micro ? 6 : 0, text));
 }
 
 static json_t *int_or_string(struct str b)
@@ -168,7 +173,8 @@ static json_t *bytes_value(struct str b)
     return v;
 }
 
-static json_t *string_value(const json_t *schema, const struct field *f, const char *name, struct err *e)
+static json_t *string_value(const json_t *schema, const struct field *f, const char *name,
+                            struct err *e)
 {
     const char *format = json_str_at(schema, "format", "");
     if (!strcmp(format, "date-time"))
@@ -192,8 +198,9 @@ static json_t *value(const json_t *schema, const struct field *f, const char *na
     struct field q;
     const char *type = json_str_at(schema, "type", "");
     if (json_object_get(schema, "x-baton-format"))
-        return pick(f->bytes, 1, &q) ? NULL
-                                     : json_stringn(q.bytes.p ? q.bytes.p : "0", q.bytes.p ? q.bytes.n : 1);
+        return pick(f->bytes, 1, &q)
+                   ? NULL
+                   : json_stringn(q.bytes.p ? q.bytes.p : "0", q.bytes.p ? q.bytes.n : 1);
     if (json_is_true(json_object_get(schema, "x-kubernetes-int-or-string")))
         return int_or_string(f->bytes);
     if (!strcmp(type, "string"))
@@ -216,8 +223,8 @@ static bool is_nothing(const json_t *v, const char *name)
     return json_is_object(v) && !json_object_size(v) && in_words(plain_structs, name);
 }
 
-static int add_entry(json_t *doc, const json_t *schema, const struct field *f, const char *name, int depth,
-                     struct err *e)
+static int add_entry(json_t *doc, const json_t *schema, const struct field *f, const char *name,
+                     int depth, struct err *e)
 {
     struct field k, v;
     if (pick(f->bytes, 1, &k) || pick(f->bytes, 2, &v))
@@ -233,11 +240,12 @@ static int add_entry(json_t *doc, const json_t *schema, const struct field *f, c
     if (!x)
         return -EINVAL;
     CLEANUP(free_charp) char *key = str_dup(k.bytes);
-    return json_object_set_new(map, key, x) ? err_set(e, EINVAL, "%s: a key is not UTF-8", name) : 0;
+    return json_object_set_new(map, key, x) ? err_set(e, EINVAL, "%s: a key is not UTF-8", name)
+                                            : 0;
 }
 
-static int add_field(json_t *doc, const json_t *schema, const struct field *f, const char *name, int depth,
-                     struct err *e)
+static int add_field(json_t *doc, const json_t *schema, const struct field *f, const char *name,
+                     int depth, struct err *e)
 {
     if (json_is_object(json_object_get(schema, "additionalProperties")))
         return add_entry(doc, schema, f, name, depth, e);
@@ -273,7 +281,8 @@ static json_t *message(const char *type, struct str b, int depth, struct err *e)
     while (b.n && !rc) {
         rc = next_field(&b, &f) ? err_set(e, EINVAL, "%s: malformed protobuf", type) : 0;
         const char *name = rc ? NULL : field_name(type, f.number);
-        const json_t *prop = name ? json_object_get(json_object_get(schema, "properties"), name) : NULL;
+        const json_t *prop =
+            name ? json_object_get(json_object_get(schema, "properties"), name) : NULL;
         if (prop)
             rc = add_field(doc, prop, &f, name, depth, e);
     }
@@ -294,7 +303,7 @@ static const char *type_of(const char *api, const char *kind)
     const char *slash = strchr(api, '/');
     snprintf(group, sizeof group, "%.*s", slash ? (int)(slash - api) : 0, api);
     const json_t *want = types_kind(group, slash ? slash + 1 : api, kind);
-    json_object_foreach((json_t *)types_components(), name, schema)
+    json_object_foreach ((json_t *)types_components(), name, schema)
         if (want && schema == want)
             return name;
     return !strcmp(kind, "DeleteOptions") ? META_PACKAGE ".DeleteOptions" : NULL;
@@ -309,7 +318,8 @@ json_t *proto_decode(struct str body, struct err *e)
         return NULL;
     }
     struct str b = {body.p + 4, body.n - 4};
-    if (pick(b, 1, &meta) || pick(b, 2, &raw) || pick(meta.bytes, 1, &api) || pick(meta.bytes, 2, &kind)) {
+    if (pick(b, 1, &meta) || pick(b, 2, &raw) || pick(meta.bytes, 1, &api) ||
+        pick(meta.bytes, 2, &kind)) {
         err_set(e, EINVAL, "the protobuf envelope is malformed");
         return NULL;
     }

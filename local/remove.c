@@ -10,10 +10,11 @@
 static int refuse(json_t **st, const struct resource *r, const struct obj *o, const char *what,
                   const char *want, const char *have)
 {
-    return status_set(st, 409, "Conflict", r, o->name,
-                      "Operation cannot be fulfilled on %s \"%s\": the %s in the precondition (%s) does not "
-                      "match the %s in record (%s). The object might have been deleted and then recreated",
-                      r->kind, o->name, what, want, what, have);
+    return status_set(
+        st, 409, "Conflict", r, o->name,
+        "Operation cannot be fulfilled on %s \"%s\": the %s in the precondition (%s) does not "
+        "match the %s in record (%s). The object might have been deleted and then recreated",
+        r->kind, o->name, what, want, what, have);
 }
 
 static int check_preconditions(const struct resource *r, const struct obj *o,
@@ -48,7 +49,7 @@ static void add_finalizer(json_t *meta, const char *name)
         list = json_array();
         json_object_set_new(meta, "finalizers", list);
     }
-    json_array_foreach(list, i, v)
+    json_array_foreach (list, i, v)
         if (json_is_string(v) && !strcmp(json_string_value(v), name))
             return;
     json_array_append_new(list, json_string(name));
@@ -61,7 +62,8 @@ static bool is_namespace(const struct resource *r)
 
 static bool is_crd(const struct resource *r)
 {
-    return !strcmp(r->group, "apiextensions.k8s.io") && !strcmp(r->plural, "customresourcedefinitions");
+    return !strcmp(r->group, "apiextensions.k8s.io") &&
+           !strcmp(r->plural, "customresourcedefinitions");
 }
 
 /* The marked state: deletionTimestamp, grace, finalizers that this server itself works off. */
@@ -75,7 +77,8 @@ static json_t *mark(const struct resource *r, const struct obj *o, const struct 
     if (!was || grace < before) {
         uint64_t wall = clock_wall_ns() + (uint64_t)grace * NS_PER_S;
         if (grace)
-            wall += NS_PER_S - 1; /* whole seconds are written; a grace is never cut short by that */
+            wall +=
+                NS_PER_S - 1; /* whole seconds are written; a grace is never cut short by that */
         json_object_set_new(meta, "deletionTimestamp", json_string(clock_rfc3339(wall, 0, at)));
         bool plain = !is_namespace(r) && !is_crd(r);
         if (plain)

@@ -31,8 +31,8 @@ const char *render_content_type(const struct render *d, bool stream)
 
 static json_t *partial(const json_t *doc)
 {
-    return json_pack("{s:s,s:s,s:O}", "kind", "PartialObjectMetadata", "apiVersion", "meta.k8s.io/v1",
-                     "metadata", json_object_get(doc, "metadata"));
+    return json_pack("{s:s,s:s,s:O}", "kind", "PartialObjectMetadata", "apiVersion",
+                     "meta.k8s.io/v1", "metadata", json_object_get(doc, "metadata"));
 }
 
 static json_t *row(const struct render *d, const json_t *doc)
@@ -81,13 +81,13 @@ int render_object(const struct render *d, struct obj *o, bool columns, struct bu
     return rc;
 }
 
-static int render_table(const struct render *d, struct obj *const *objs, size_t n, const json_t *meta,
-                        struct buf *out)
+static int render_table(const struct render *d, struct obj *const *objs, size_t n,
+                        const json_t *meta, struct buf *out)
 {
     json_t *rows = json_array();
     for (size_t i = 0; i < n; i++) {
-        json_t *doc = object_is_view(d->r, objs[i]) ? json_incref(objs[i]->doc)
-                                                      : object_view(d->r, objs[i]);
+        json_t *doc =
+            object_is_view(d->r, objs[i]) ? json_incref(objs[i]->doc) : object_view(d->r, objs[i]);
         json_array_append_new(rows, row(d, doc));
         json_decref(doc);
     }

@@ -55,8 +55,8 @@ void registry_free(struct registry *g)
     free(g);
 }
 
-const struct resource *resource_find(const struct registry *g, const char *group, const char *version,
-                                     const char *plural)
+const struct resource *resource_find(const struct registry *g, const char *group,
+                                     const char *version, const char *plural)
 {
     for (size_t i = 0; i < g->n; i++) {
         const struct resource *r = g->items[i];
@@ -66,8 +66,8 @@ const struct resource *resource_find(const struct registry *g, const char *group
     return NULL;
 }
 
-const struct resource *resource_by_kind(const struct registry *g, const char *group, const char *version,
-                                        const char *kind)
+const struct resource *resource_by_kind(const struct registry *g, const char *group,
+                                        const char *version, const char *kind)
 {
     for (size_t i = 0; i < g->n; i++) {
         const struct resource *r = g->items[i];

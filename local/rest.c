@@ -15,7 +15,7 @@
 #include <stdlib.h>
 
 #define MAX_SEGMENTS 12
-#define MAX_BODY (3u << 20)
+#define MAX_BODY     (3u << 20)
 
 /* ---- replies ---- */
 
@@ -26,10 +26,11 @@ static void meter_reply(const struct call *c)
     static struct metric_family *requests, *seconds;
     if (!requests) {
         requests = metric_family(METRIC_COUNTER, "baton_apiserver_requests_total",
-                                 "Requests answered, by verb, resource and status.", "verb,resource,code", NULL,
-                                 0);
-        seconds = metric_family(METRIC_HISTOGRAM, "baton_apiserver_request_duration_seconds",
-                                "Time from a request to its answer, commit included.", "verb", NULL, 0);
+                                 "Requests answered, by verb, resource and status.",
+                                 "verb,resource,code", NULL, 0);
+        seconds =
+            metric_family(METRIC_HISTOGRAM, "baton_apiserver_request_duration_seconds",
+                          "Time from a request to its answer, commit included.", "verb", NULL, 0);
     }
     if (!c->r)
         return;
@@ -186,18 +187,19 @@ static bool is_type(const char *content_type, const char *want)
            (!content_type[n] || content_type[n] == ';' || content_type[n] == ' ');
 }
 
-/* A key that comes twice: an error when validation is strict, else a warning, and the last one counts. The text has passed the
- * bounds of json_parse already, which refuses duplicates last. */
+/* A key that comes twice: an error when validation is strict, else a warning, and the last one
+ * counts. The text has passed the bounds of json_parse already, which refuses duplicates last. */
 static json_t *decode_twice(struct call *c, struct str body, const char *why, json_t **st)
 {
     const char *near = strstr(why, "near '\"");
     struct str key = str_c(near ? near + strlen("near '\"") : ""), name;
     (void)str_cut(key, '"', &name);
     if (c->validation == FIELDS_STRICT) {
-        (void)status_bad_request(st,
-                                 "%s in version \"%s\" cannot be handled as a %s: strict decoding error: "
-                                 "duplicate field \"%.*s\"",
-                                 c->r->kind, c->r->version, c->r->kind, STR_ARG(name));
+        (void)status_bad_request(
+            st,
+            "%s in version \"%s\" cannot be handled as a %s: strict decoding error: "
+            "duplicate field \"%.*s\"",
+            c->r->kind, c->r->version, c->r->kind, STR_ARG(name));
         return NULL;
     }
     if (c->validation == FIELDS_WARN)
@@ -215,9 +217,11 @@ json_t *call_decode(struct call *c, struct str body, bool yaml, json_t **st)
     if (!doc && !yaml && strstr(e.msg, "duplicate object key"))
         return decode_twice(c, body, e.msg, st);
     if (!doc)
-        (void)status_bad_request(st,
-                                 "the object provided is unrecognized: couldn't get version/kind; %s "
-                                 "parse error: %s", yaml ? "yaml" : "json", e.msg);
+        (void)status_bad_request(
+            st,
+            "the object provided is unrecognized: couldn't get version/kind; %s "
+            "parse error: %s",
+            yaml ? "yaml" : "json", e.msg);
     return doc;
 }
 
@@ -298,7 +302,8 @@ static int choose_accept(struct call *c, json_t **st)
 
 /* ---- options ---- */
 
-/* The part of the User-Agent before the first slash, as kube-apiserver names managers that don't name themselves. */
+/* The part of the User-Agent before the first slash, as kube-apiserver names managers that don't
+ * name themselves. */
 static char *default_manager(const struct call *c)
 {
     const char *ua = httpd_header(c->req, "User-Agent");
@@ -324,7 +329,8 @@ static int write_options(struct call *c, json_t **st)
     if ((!dry || !*dry || c->dry_run) && !bad_v && strlen(c->manager) <= 128)
         return 0;
     json_t *causes = json_array();
-    static const char *const dries[] = {"All", NULL}, *const vals[] = {"", "Ignore", "Strict", "Warn", NULL};
+    static const char *const dries[] = {"All", NULL}, *const vals[] = {"", "Ignore", "Strict",
+                                                                       "Warn", NULL};
     json_t *dj = json_pack("[s]", dry ? dry : ""), *vj = json_string(v ? v : "");
     if (dry && *dry && !c->dry_run)
         cause_unsupported(causes, "dryRun", dj, dries);
@@ -495,13 +501,15 @@ static int write_state(void *ctx, struct buf *out)
 {
     const struct server *s = ctx;
     size_t objects = 0;
-    for (struct bucket *b = store_bucket_next(s->store, NULL); b; b = store_bucket_next(s->store, b))
+    for (struct bucket *b = store_bucket_next(s->store, NULL); b;
+         b = store_bucket_next(s->store, b))
         objects += bucket_count(b);
-    return buf_printf(out,
-                      "{\"resource_version\":%llu,\"compacted\":%llu,\"objects\":%zu,\"watches\":%zu,"
-                      "\"kinds\":%zu,\"connections\":%u}",
-                      (unsigned long long)store_rv(s->store), (unsigned long long)store_compacted(s->store),
-                      objects, watch_count(s), registry_count(s->reg), httpd_active(s->httpd));
+    return buf_printf(
+        out,
+        "{\"resource_version\":%llu,\"compacted\":%llu,\"objects\":%zu,\"watches\":%zu,"
+        "\"kinds\":%zu,\"connections\":%u}",
+        (unsigned long long)store_rv(s->store), (unsigned long long)store_compacted(s->store),
+        objects, watch_count(s), registry_count(s->reg), httpd_active(s->httpd));
 }
 
 /* /metrics and /debug/state, for users only. */

@@ -1,5 +1,5 @@
-/* Reviews: who a token is, what a user may do. Every authenticated user may do everything here (roles are stored for
- * clusters), and the answers say so. */
+/* Reviews: who a token is, what a user may do. Every authenticated user may do everything here
+ * (roles are stored for clusters), and the answers say so. */
 #include "local/auth.h"
 #include "local/sub.h"
 
@@ -19,11 +19,11 @@ static void token_review(struct server *s, json_t *doc)
 
 static void rules_review(json_t *doc)
 {
-    json_object_set_new(
-        doc, "status",
-        json_pack("{s:[{s:[s],s:[s],s:[s]}],s:[{s:[s],s:[s]}],s:b}", "resourceRules", "verbs", "*",
-                  "apiGroups", "*", "resources", "*", "nonResourceRules", "verbs", "*", "nonResourceURLs",
-                  "*", "incomplete", 0));
+    json_object_set_new(doc, "status",
+                        json_pack("{s:[{s:[s],s:[s],s:[s]}],s:[{s:[s],s:[s]}],s:b}",
+                                  "resourceRules", "verbs", "*", "apiGroups", "*", "resources", "*",
+                                  "nonResourceRules", "verbs", "*", "nonResourceURLs", "*",
+                                  "incomplete", 0));
 }
 
 static int check_access(struct call *c, const json_t *doc, json_t **st)
@@ -34,9 +34,10 @@ static int check_access(struct call *c, const json_t *doc, json_t **st)
     if (res != non)
         return 0;
     json_t *causes = json_array();
-    cause_invalid(causes, "spec.resourceAttributes", NULL,
-                  res ? "cannot be specified in combination with nonResourceAttributes"
-                      : "exactly one of nonResourceAttributes or resourceAttributes must be specified");
+    cause_invalid(
+        causes, "spec.resourceAttributes", NULL,
+        res ? "cannot be specified in combination with nonResourceAttributes"
+            : "exactly one of nonResourceAttributes or resourceAttributes must be specified");
     return status_invalid(st, c->r->group, c->r->kind, "", causes);
 }
 
@@ -101,7 +102,8 @@ void sub_token(struct call *c)
     char when[40];
     json_object_set_new(doc, "kind", json_string("TokenRequest"));
     json_object_set_new(doc, "apiVersion", json_string("authentication.k8s.io/v1"));
-    json_object_set_new(doc, "status", json_pack("{s:s,s:s}", "token", u->token, "expirationTimestamp",
-                                                 clock_rfc3339(at, 0, when)));
+    json_object_set_new(doc, "status",
+                        json_pack("{s:s,s:s}", "token", u->token, "expirationTimestamp",
+                                  clock_rfc3339(at, 0, when)));
     call_reply(c, 201, doc);
 }

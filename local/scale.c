@@ -29,20 +29,18 @@ static char *selector_string(const json_t *sel)
     size_t i, k;
     buf_init(&b, 1 << 16);
     int rc = buf_append(&b, "", 0);
-    json_object_foreach(json_object_get((json_t *)sel, "matchLabels"), key, v)
-    {
+    json_object_foreach (json_object_get((json_t *)sel, "matchLabels"), key, v) {
         rc = rc ? rc : buf_printf(&b, "%s%s=%s", sep, key, json_string_value(v));
         sep = ",";
     }
-    json_array_foreach(json_object_get(sel, "matchExpressions"), i, v)
-    {
+    json_array_foreach (json_object_get(sel, "matchExpressions"), i, v) {
         const char *op = json_str_at(v, "operator", "");
         key = json_str_at(v, "key", "");
         if (!strcmp(op, "Exists") || !strcmp(op, "DoesNotExist")) {
             rc = rc ? rc : buf_printf(&b, "%s%s%s", sep, op[0] == 'E' ? "" : "!", key);
         } else {
             rc = rc ? rc : buf_printf(&b, "%s%s %s (", sep, key, op_word(op));
-            json_array_foreach(json_object_get(v, "values"), k, x)
+            json_array_foreach (json_object_get(v, "values"), k, x)
                 rc = rc ? rc : buf_printf(&b, "%s%s", k ? "," : "", json_string_value(x));
             rc = rc ? rc : buf_cstr(&b, ")");
         }
@@ -55,7 +53,8 @@ static json_t *scale_of(const struct resource *r, const json_t *doc)
 {
     struct paths p = paths_of(r);
     json_t *meta = json_object(), *spec = json_object(), *status = json_object();
-    static const char *const kept[] = {"name", "namespace", "uid", "resourceVersion", "creationTimestamp"};
+    static const char *const kept[] = {"name", "namespace", "uid", "resourceVersion",
+                                       "creationTimestamp"};
     for (size_t i = 0; i < sizeof kept / sizeof *kept; i++) {
         json_t *v = json_object_get(json_object_get(doc, "metadata"), kept[i]);
         if (v)
@@ -64,13 +63,14 @@ static json_t *scale_of(const struct resource *r, const json_t *doc)
     json_t *n = json_at(doc, p.spec);
     if (json_is_integer(n))
         json_object_set(spec, "replicas", n);
-    json_object_set_new(status, "replicas", json_integer(p.status ? json_int_at(doc, p.status, 0) : 0));
+    json_object_set_new(status, "replicas",
+                        json_integer(p.status ? json_int_at(doc, p.status, 0) : 0));
     CLEANUP(free_charp) char *sel = r->crdv ? NULL : selector_string(json_at(doc, "spec.selector"));
     const char *text = sel ? sel : p.selector ? json_str_at(doc, p.selector, "") : "";
     if (*text)
         json_object_set_new(status, "selector", json_string(text));
-    return json_pack("{s:s,s:s,s:o,s:o,s:o}", "kind", "Scale", "apiVersion", "autoscaling/v1", "metadata",
-                     meta, "spec", spec, "status", status);
+    return json_pack("{s:s,s:s,s:o,s:o,s:o}", "kind", "Scale", "apiVersion", "autoscaling/v1",
+                     "metadata", meta, "spec", spec, "status", status);
 }
 
 static int check_scale(struct call *c, const struct obj *o, const json_t *scale, int64_t *replicas,
@@ -80,13 +80,14 @@ static int check_scale(struct call *c, const struct obj *o, const json_t *scale,
     snprintf(rv, sizeof rv, "%llu", (unsigned long long)o->rv);
     const json_t *n = json_at(scale, "spec.replicas");
     const char *have = json_str_at(scale, "metadata.resourceVersion", "");
-    const char *kind = json_str_at(scale, "kind", "Scale"), *name = json_str_at(scale, "metadata.name", "");
+    const char *kind = json_str_at(scale, "kind", "Scale"),
+               *name = json_str_at(scale, "metadata.name", "");
     if (strcmp(kind, "Scale"))
         return status_bad_request(st, "expected a Scale, got %s", kind);
     if (*name && strcmp(name, o->name))
-        return status_bad_request(st,
-                                  "the name of the object (%s) does not match the name on the URL (%s)",
-                                  name, o->name);
+        return status_bad_request(
+            st, "the name of the object (%s) does not match the name on the URL (%s)", name,
+            o->name);
     if (*have && strcmp(have, rv))
         return status_modified(st, c->r, o->name);
     if (n && !json_is_integer(n))
@@ -99,7 +100,8 @@ static int check_scale(struct call *c, const struct obj *o, const json_t *scale,
     return status_invalid(st, "autoscaling", "Scale", o->name, causes);
 }
 
-static int write_scale(struct call *c, struct obj *o, const json_t *scale, json_t **out, json_t **st)
+static int write_scale(struct call *c, struct obj *o, const json_t *scale, json_t **out,
+                       json_t **st)
 {
     int64_t n = 0;
     if (check_scale(c, o, scale, &n, st))

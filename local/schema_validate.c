@@ -303,9 +303,9 @@ static void check_rules(struct check *c, const struct schema *s, const json_t *v
         CLEANUP(free_charp) char *full = xasprintf("%s%s", path, r->field_path);
         CLEANUP(free_charp) char *text = value_text(v);
         CLEANUP(free_charp)
-        char *said =
-            rc == 0 && r->message_expression ? cel_eval_string(r->message_expression, v, old, &e)
-                                             : NULL;
+        char *said = rc == 0 && r->message_expression
+                         ? cel_eval_string(r->message_expression, v, old, &e)
+                         : NULL;
         c->bad++;
         if (rc < 0)
             field_errors_add(c->errs, full, "FieldValueInvalid",

@@ -51,14 +51,15 @@ static void add_value(struct label_req *r, char *value)
 static int parse_set(struct lexer *l, struct label_req *r, json_t **st)
 {
     if (!eat(l, "("))
-        return status_bad_request(st, "unable to parse requirement: found '%s' expected: '('", l->p);
+        return status_bad_request(st, "unable to parse requirement: found '%s' expected: '('",
+                                  l->p);
     do {
         char *v = word(l);
         add_value(r, v);
     } while (eat(l, ",") && r->n_values < MAX_REQUIREMENTS);
     if (!eat(l, ")"))
-        return status_bad_request(st, "unable to parse requirement: found '%s', expected: ',' or ')'",
-                                  l->p);
+        return status_bad_request(
+            st, "unable to parse requirement: found '%s', expected: ',' or ')'", l->p);
     return 0;
 }
 
@@ -66,14 +67,14 @@ static int check_requirement(const struct label_req *r, json_t **st)
 {
     const char *why = name_check_label_key(r->key);
     if (why)
-        return status_bad_request(st, "unable to parse requirement: <nil>: Invalid value: \"%s\": %s",
-                                  r->key, why);
+        return status_bad_request(
+            st, "unable to parse requirement: <nil>: Invalid value: \"%s\": %s", r->key, why);
     for (size_t i = 0; i < r->n_values; i++) {
         why = name_check_label_value(r->values[i]);
         if (why)
             return status_bad_request(
-                st, "unable to parse requirement: values[%zu][%s]: Invalid value: \"%s\": %s", i, r->key,
-                r->values[i], why);
+                st, "unable to parse requirement: values[%zu][%s]: Invalid value: \"%s\": %s", i,
+                r->key, r->values[i], why);
     }
     return 0;
 }
@@ -95,10 +96,11 @@ static int parse_operator(struct lexer *l, struct label_req *r, json_t **st)
         else if (strcmp(op, "notin") == 0)
             r->op = LABEL_NOT_IN;
         else
-            return status_bad_request(st,
-                                      "unable to parse requirement: found '%s', expected: in, notin, =, "
-                                      "==, !=, gt, lt",
-                                      op[0] ? op : l->p);
+            return status_bad_request(
+                st,
+                "unable to parse requirement: found '%s', expected: in, notin, =, "
+                "==, !=, gt, lt",
+                op[0] ? op : l->p);
         return parse_set(l, r, st);
     }
     add_value(r, word(l));
@@ -140,8 +142,11 @@ static int parse_labels(const char *text, struct selector *s, json_t **st)
     } while (eat(&l, ","));
     skip_space(&l);
     if (*l.p)
-        return status_bad_request(st, "unable to parse requirement: found '%s', expected: ',' or 'end of "
-                                      "string'", l.p);
+        return status_bad_request(
+            st,
+            "unable to parse requirement: found '%s', expected: ',' or 'end of "
+            "string'",
+            l.p);
     return 0;
 }
 
@@ -165,8 +170,8 @@ static int parse_field(const struct resource *r, struct str term, struct selecto
 {
     const char *eq = memchr(term.p, '=', term.n);
     if (!eq)
-        return status_bad_request(st, "invalid selector: '%.*s'; can't understand '%.*s'", STR_ARG(term),
-                                  STR_ARG(term));
+        return status_bad_request(st, "invalid selector: '%.*s'; can't understand '%.*s'",
+                                  STR_ARG(term), STR_ARG(term));
     size_t n = (size_t)(eq - term.p);
     bool equal = true;
     if (n && term.p[n - 1] == '!') {
@@ -181,8 +186,11 @@ static int parse_field(const struct resource *r, struct str term, struct selecto
     if (!path)
         return r->ops && r->ops->fields
                    ? status_bad_request(st, "field label not supported: %s", label)
-                   : status_bad_request(st, "\"%s\" is not a known field selector: only \"metadata.name\", "
-                                            "\"metadata.namespace\"", label);
+                   : status_bad_request(
+                         st,
+                         "\"%s\" is not a known field selector: only \"metadata.name\", "
+                         "\"metadata.namespace\"",
+                         label);
     s->fields = xrealloc(s->fields, (s->n_fields + 1) * sizeof *s->fields);
     s->fields[s->n_fields++] =
         (struct field_req){.path = path,
@@ -233,7 +241,7 @@ static int add_expression(struct selector *s, const json_t *x, json_t **st)
     r->key = xstrdup(json_str_at(x, "key", ""));
     size_t i, n = sizeof ops / sizeof *ops;
     json_t *v;
-    json_array_foreach(json_object_get(x, "values"), i, v)
+    json_array_foreach (json_object_get(x, "values"), i, v)
         add_value(r, xstrdup(json_is_string(v) ? json_string_value(v) : ""));
     for (i = 0; i < n; i++)
         if (strcmp(ops[i].name, op) == 0) {
@@ -249,14 +257,12 @@ int selector_from_object(const json_t *label_selector, struct selector *out, jso
     const char *key;
     json_t *v;
     size_t i;
-    json_object_foreach(json_object_get((json_t *)label_selector, "matchLabels"), key, v)
-    {
+    json_object_foreach (json_object_get((json_t *)label_selector, "matchLabels"), key, v) {
         struct label_req *r = next_req(&s);
         r->key = xstrdup(key);
         add_value(r, xstrdup(json_is_string(v) ? json_string_value(v) : ""));
     }
-    json_array_foreach(json_object_get(label_selector, "matchExpressions"), i, v)
-    {
+    json_array_foreach (json_object_get(label_selector, "matchExpressions"), i, v) {
         if (add_expression(&s, v, st)) {
             selector_fini(&s);
             return -1;

@@ -112,8 +112,8 @@ static void init_handles(struct server *s)
     s->open_handles = 3;
 }
 
-/* The first start makes the namespaces and roles that a cluster has. Their events are forgotten, so that the window begins behind
- * them as a real server's does. */
+/* The first start makes the namespaces and roles that a cluster has. Their events are forgotten, so
+ * that the window begins behind them as a real server's does. */
 static int first_objects(struct server *s, struct err *e)
 {
     CLEANUP(free_charp) char *made = store_meta_get(s->store, "made");

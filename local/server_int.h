@@ -1,5 +1,5 @@
-/* server_int.h: what the files of the embedded API server share. Not for others (local/server.h is the public side). All of it runs
- * on the loop's thread. */
+/* server_int.h: what the files of the embedded API server share. Not for others (local/server.h is
+ * the public side). All of it runs on the loop's thread. */
 #pragma once
 #include "local/resource.h"
 #include "local/server.h"
@@ -20,7 +20,7 @@ struct server {
     struct gc *gc;
     struct watch *watches;
     struct call *waiting; /* replies held back until the commit */
-    uv_idle_t idle;       /* active while a commit is due, so that the loop doesn't sleep before it */
+    uv_idle_t idle; /* active while a commit is due, so that the loop doesn't sleep before it */
     uv_check_t check;
     uv_timer_t tick; /* one second: bookmarks, watch deadlines, namespace and event clean-up */
     int open_handles;
@@ -71,7 +71,8 @@ struct call {
 void call_reply(struct call *c, int status, json_t *doc);
 void call_reply_text(struct call *c, int status, const char *content_type, struct str text);
 void call_fail(struct call *c, json_t *st); /* st is stolen; 401 and 429 get their headers */
-/* Answers with the object as the client asked for it (object, table, partial metadata). doc is stolen (storage form). */
+/* Answers with the object as the client asked for it (object, table, partial metadata). doc is
+ * stolen (storage form). */
 void call_reply_object(struct call *c, int status, json_t *doc);
 void call_warn(struct call *c, const char *fmt, ...) PRINTF_LIKE(2, 3);
 /* Body as JSON or YAML by Content-Type; empty bodies give NULL with *st NULL. */
@@ -83,12 +84,14 @@ void rest_handle(struct httpd_req *req, void *ctx);
 /* Something was written: commit soon. */
 void server_touch(struct server *s);
 
-/* Writes that every path shares (object.c): store, then tell CRDs, namespaces, garbage collection. */
+/* Writes that every path shares (object.c): store, then tell CRDs, namespaces, garbage collection.
+ */
 struct obj *object_store(struct server *s, const struct resource *r, json_t *doc, json_t **st);
-int object_remove(struct server *s, const struct resource *r, struct obj *o, json_t **st) MUST_CHECK;
+int object_remove(struct server *s, const struct resource *r, struct obj *o,
+                  json_t **st) MUST_CHECK;
 
-/* Served form of a stored object for resource r: apiVersion of r, conversion, and for custom resources what the schema of today
- * prunes and defaults. New reference. */
+/* Served form of a stored object for resource r: apiVersion of r, conversion, and for custom
+ * resources what the schema of today prunes and defaults. New reference. */
 json_t *object_view(const struct resource *r, const struct obj *o);
 /* Whether the stored document is the served form already. */
 bool object_is_view(const struct resource *r, struct obj *o);

@@ -10,7 +10,8 @@
 #define EVENT_LIFE_NS (3600ull * NS_PER_S)
 #define CRD_FINALIZER "customresourcecleanup.apiextensions.k8s.io"
 
-/* Deletes what lies in a bucket (of one namespace, or of all when ns is NULL). Returns how many are still there. */
+/* Deletes what lies in a bucket (of one namespace, or of all when ns is NULL). Returns how many are
+ * still there. */
 static size_t empty_bucket(struct server *s, struct bucket *b, const char *ns)
 {
     const struct resource *r = resource_of_bucket(s->reg, b);
@@ -37,7 +38,8 @@ static size_t empty_bucket(struct server *s, struct bucket *b, const char *ns)
 static size_t empty_namespace(struct server *s, const char *ns)
 {
     size_t left = 0;
-    for (struct bucket *b = store_bucket_next(s->store, NULL); b; b = store_bucket_next(s->store, b)) {
+    for (struct bucket *b = store_bucket_next(s->store, NULL); b;
+         b = store_bucket_next(s->store, b)) {
         const struct resource *r = resource_of_bucket(s->reg, b);
         if (r && resource_has(r, R_NAMESPACED))
             left += empty_bucket(s, b, ns);
@@ -91,14 +93,15 @@ static bool drop_finalizer(json_t *doc, const char *name)
 
 static void run_definitions(struct server *s)
 {
-    const struct resource *r = resource_find(s->reg, "apiextensions.k8s.io", "v1",
-                                             "customresourcedefinitions");
+    const struct resource *r =
+        resource_find(s->reg, "apiextensions.k8s.io", "v1", "customresourcedefinitions");
     for (size_t i = bucket_count(r->bucket); i-- > 0;) {
         struct obj *o = bucket_at(r->bucket, i);
         if (!o || !json_at(o->doc, "metadata.deletionTimestamp"))
             continue;
-        CLEANUP(free_charp) char *id = xasprintf("%s/%s", json_str_at(o->doc, "spec.group", ""),
-                                                 json_str_at(o->doc, "spec.names.plural", ""));
+        CLEANUP(free_charp)
+        char *id = xasprintf("%s/%s", json_str_at(o->doc, "spec.group", ""),
+                             json_str_at(o->doc, "spec.names.plural", ""));
         if (empty_bucket(s, store_bucket(s->store, id), NULL))
             continue;
         json_t *doc = json_deep_copy(o->doc);
@@ -160,23 +163,23 @@ static void make(struct server *s, const char *group, const char *plural, json_t
 static void make_namespace(struct server *s, const char *name)
 {
     make(s, "", "namespaces",
-         json_pack("{s:s,s:s,s:{s:s,s:{s:s}},s:{s:[s]},s:{s:s}}", "apiVersion", "v1", "kind", "Namespace",
-                   "metadata", "name", name, "labels", "kubernetes.io/metadata.name", name, "spec",
-                   "finalizers", "kubernetes", "status", "phase", "Active"));
+         json_pack("{s:s,s:s,s:{s:s,s:{s:s}},s:{s:[s]},s:{s:s}}", "apiVersion", "v1", "kind",
+                   "Namespace", "metadata", "name", name, "labels", "kubernetes.io/metadata.name",
+                   name, "spec", "finalizers", "kubernetes", "status", "phase", "Active"));
 }
 
 static void make_roles(struct server *s)
 {
     const char *api = "rbac.authorization.k8s.io/v1", *group = "rbac.authorization.k8s.io";
     make(s, group, "clusterroles",
-         json_pack("{s:s,s:s,s:{s:s},s:[{s:[s],s:[s],s:[s]},{s:[s],s:[s]}]}", "apiVersion", api, "kind",
-                   "ClusterRole", "metadata", "name", "cluster-admin", "rules", "apiGroups", "*",
-                   "resources", "*", "verbs", "*", "nonResourceURLs", "*", "verbs", "*"));
+         json_pack("{s:s,s:s,s:{s:s},s:[{s:[s],s:[s],s:[s]},{s:[s],s:[s]}]}", "apiVersion", api,
+                   "kind", "ClusterRole", "metadata", "name", "cluster-admin", "rules", "apiGroups",
+                   "*", "resources", "*", "verbs", "*", "nonResourceURLs", "*", "verbs", "*"));
     make(s, group, "clusterrolebindings",
          json_pack("{s:s,s:s,s:{s:s},s:{s:s,s:s,s:s},s:[{s:s,s:s,s:s}]}", "apiVersion", api, "kind",
-                   "ClusterRoleBinding", "metadata", "name", "cluster-admin", "roleRef", "apiGroup", group,
-                   "kind", "ClusterRole", "name", "cluster-admin", "subjects", "kind", "Group", "apiGroup",
-                   group, "name", "system:masters"));
+                   "ClusterRoleBinding", "metadata", "name", "cluster-admin", "roleRef", "apiGroup",
+                   group, "kind", "ClusterRole", "name", "cluster-admin", "subjects", "kind",
+                   "Group", "apiGroup", group, "name", "system:masters"));
 }
 
 void spaces_first(struct server *s)

@@ -1,5 +1,5 @@
-/* spaces.h: namespaces and definitions that are being deleted: their content goes first, then they do. Also what a new data
- * folder begins with, and old events. */
+/* spaces.h: namespaces and definitions that are being deleted: their content goes first, then they
+ * do. Also what a new data folder begins with, and old events. */
 #pragma once
 #include "local/server_int.h"
 

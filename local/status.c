@@ -7,8 +7,8 @@
 static json_t *status_new(int code, const char *reason, const char *message)
 {
     json_t *st = json_pack("{s:s,s:s,s:{},s:s,s:s,s:s,s:i}", "kind", "Status", "apiVersion", "v1",
-                           "metadata", "status", "Failure", "message", message, "reason", reason, "code",
-                           code);
+                           "metadata", "status", "Failure", "message", message, "reason", reason,
+                           "code", code);
     if (!*reason)
         json_object_del(st, "reason");
     return st;
@@ -40,8 +40,8 @@ static char *vformat(const char *fmt, va_list ap)
     CLEANUP(free_charp) char *var = vformat(fmt, ap_);                                             \
     va_end(ap_)
 
-int status_set(json_t **st, int code, const char *reason, const struct resource *r, const char *name,
-               const char *fmt, ...)
+int status_set(json_t **st, int code, const char *reason, const struct resource *r,
+               const char *name, const char *fmt, ...)
 {
     FORMAT(msg, fmt);
     *st = status_new(code, reason, msg);
@@ -69,8 +69,8 @@ int status_internal(json_t **st, const char *fmt, ...)
 int status_not_found(json_t **st, const struct resource *r, const char *name)
 {
     const char *dot = r->group[0] ? "." : "";
-    return status_set(st, 404, "NotFound", r, name, "%s%s%s \"%s\" not found", r->plural, dot, r->group,
-                      name);
+    return status_set(st, 404, "NotFound", r, name, "%s%s%s \"%s\" not found", r->plural, dot,
+                      r->group, name);
 }
 
 int status_no_path(json_t **st)
@@ -83,16 +83,16 @@ int status_no_path(json_t **st)
 int status_exists(json_t **st, const struct resource *r, const char *name)
 {
     const char *dot = r->group[0] ? "." : "";
-    return status_set(st, 409, "AlreadyExists", r, name, "%s%s%s \"%s\" already exists", r->plural, dot,
-                      r->group, name);
+    return status_set(st, 409, "AlreadyExists", r, name, "%s%s%s \"%s\" already exists", r->plural,
+                      dot, r->group, name);
 }
 
 int status_conflict(json_t **st, const struct resource *r, const char *name, const char *why)
 {
     const char *dot = r->group[0] ? "." : "";
     return status_set(st, 409, "Conflict", r, name,
-                      "Operation cannot be fulfilled on %s%s%s \"%s\": %s", r->plural, dot, r->group, name,
-                      why);
+                      "Operation cannot be fulfilled on %s%s%s \"%s\": %s", r->plural, dot,
+                      r->group, name, why);
 }
 
 int status_modified(json_t **st, const struct resource *r, const char *name)
@@ -105,8 +105,8 @@ int status_modified(json_t **st, const struct resource *r, const char *name)
 int status_forbidden(json_t **st, const struct resource *r, const char *name, const char *why)
 {
     const char *dot = r->group[0] ? "." : "";
-    return status_set(st, 403, "Forbidden", r, name, "%s%s%s \"%s\" is forbidden: %s", r->plural, dot,
-                      r->group, name, why);
+    return status_set(st, 403, "Forbidden", r, name, "%s%s%s \"%s\" is forbidden: %s", r->plural,
+                      dot, r->group, name, why);
 }
 
 int status_method(json_t **st)
@@ -119,7 +119,8 @@ int status_method(json_t **st)
 
 int status_media(json_t **st, const char *supported)
 {
-    CLEANUP(free_charp) char *msg = xasprintf(
+    CLEANUP(free_charp)
+    char *msg = xasprintf(
         "the body of the request was in an unknown format - accepted media types include: %s",
         supported);
     *st = status_new(415, "UnsupportedMediaType", msg);
@@ -149,7 +150,8 @@ static void join_causes(const json_t *causes, struct buf *b)
     (void)rc; /* a message cut at the buffer's maximum is still a message */
 }
 
-int status_invalid(json_t **st, const char *group, const char *kind, const char *name, json_t *causes)
+int status_invalid(json_t **st, const char *group, const char *kind, const char *name,
+                   json_t *causes)
 {
     if (!json_array_size(causes)) {
         json_decref(causes);
@@ -159,8 +161,9 @@ int status_invalid(json_t **st, const char *group, const char *kind, const char 
     buf_init(&b, 1 << 20);
     join_causes(causes, &b);
     const char *dot = group[0] ? "." : "";
-    CLEANUP(free_charp) char *msg = xasprintf("%s%s%s \"%s\" is invalid: %s", kind, dot, group, name,
-                                              b.data ? b.data : "");
+    CLEANUP(free_charp)
+    char *msg =
+        xasprintf("%s%s%s \"%s\" is invalid: %s", kind, dot, group, name, b.data ? b.data : "");
     buf_fini(&b);
     *st = status_new(422, "Invalid", msg);
     json_t *d = json_object();
@@ -176,8 +179,8 @@ int status_invalid(json_t **st, const char *group, const char *kind, const char 
 
 static void add_cause(json_t *causes, const char *reason, const char *message, const char *field)
 {
-    json_array_append_new(causes, json_pack("{s:s,s:s,s:s}", "reason", reason, "message", message,
-                                            "field", field));
+    json_array_append_new(
+        causes, json_pack("{s:s,s:s,s:s}", "reason", reason, "message", message, "field", field));
 }
 
 void status_add_cause(json_t *st, const char *reason, const char *message, const char *field)
@@ -223,7 +226,8 @@ static char *value_text(const json_t *value)
 
 void cause_required(json_t *causes, const char *field, const char *detail)
 {
-    CLEANUP(free_charp) char *msg =
+    CLEANUP(free_charp)
+    char *msg =
         xasprintf("Required value%s%s", detail && *detail ? ": " : "", detail ? detail : "");
     add_cause(causes, "FieldValueRequired", msg, field);
 }

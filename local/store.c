@@ -39,7 +39,7 @@ struct store {
     struct uid_entry *uids;
     uint64_t rv, committed_rv, compacted;
     bool in_tx;
-    bool broken; /* a write failed half-way: the transaction must not be committed */
+    bool broken;          /* a write failed half-way: the transaction must not be committed */
     struct event *window; /* events[first..first+count), then `pending` uncommitted ones */
     size_t count, pending, cap;
 };
@@ -62,7 +62,8 @@ void obj_unref(struct obj *o)
     free(o);
 }
 
-/* Kind and apiVersion come first, so that the text without them (items of lists) is a part of the text with them. */
+/* Kind and apiVersion come first, so that the text without them (items of lists) is a part of the
+ * text with them. */
 struct str obj_text(struct obj *o)
 {
     if (o->text)
@@ -73,8 +74,8 @@ struct str obj_text(struct obj *o)
     char *tail = json_dumps(rest, JSON_COMPACT);
     json_decref(rest);
     ASSERT(tail);
-    char *head = xasprintf("{\"kind\":\"%s\",\"apiVersion\":\"%s\",", json_str_at(o->doc, "kind", ""),
-                           json_str_at(o->doc, "apiVersion", ""));
+    char *head = xasprintf("{\"kind\":\"%s\",\"apiVersion\":\"%s\",",
+                           json_str_at(o->doc, "kind", ""), json_str_at(o->doc, "apiVersion", ""));
     o->head_len = strlen(head);
     o->text = xasprintf("%s%s", head, tail + 1);
     o->text_len = strlen(o->text);
@@ -198,8 +199,8 @@ static void uid_del(struct store *s, const struct obj *o)
     free(u);
 }
 
-/* Puts o (a reference is taken) in the place of its key; NULL `o` with a key removes. Returns the one that was there,
- * with its reference. */
+/* Puts o (a reference is taken) in the place of its key; NULL `o` with a key removes. Returns the
+ * one that was there, with its reference. */
 static struct obj *bucket_swap(struct store *s, struct bucket *b, const char *key, struct obj *o)
 {
     size_t i = bucket_lower(b, key);
@@ -365,8 +366,8 @@ struct obj *store_put(struct store *s, struct bucket *b, json_t *doc, struct err
     set_rv(doc, rv);
     struct obj *o = obj_new(b, doc, rv);
     struct obj *old = bucket_find(b, o->key);
-    struct event ev = {.rv = rv, .type = old ? EVENT_MODIFIED : EVENT_ADDED, .bucket = b, .obj = o,
-                       .prev = old};
+    struct event ev = {
+        .rv = rv, .type = old ? EVENT_MODIFIED : EVENT_ADDED, .bucket = b, .obj = o, .prev = old};
     if (db_begin(s, e) || db_write_object(s, o, e) || db_write_event(s, &ev, e)) {
         s->broken = s->in_tx;
         obj_unref(o);
@@ -385,7 +386,8 @@ int store_remove(struct store *s, struct obj *o, struct err *e)
     json_t *doc = json_deep_copy(o->doc);
     set_rv(doc, rv);
     struct obj *last = obj_new(o->bucket, doc, rv);
-    struct event ev = {.rv = rv, .type = EVENT_DELETED, .bucket = o->bucket, .obj = last, .prev = o};
+    struct event ev = {
+        .rv = rv, .type = EVENT_DELETED, .bucket = o->bucket, .obj = last, .prev = o};
     int rc = db_begin(s, e);
     if (!rc)
         rc = db_delete_object(s, o, e);
@@ -441,7 +443,8 @@ int store_commit(struct store *s, struct err *e)
     if (!rc)
         rc = db_exec(s, "COMMIT", e);
     if (rc) {
-        log_error("the store can't write; the last changes are undone", LS("error", e ? e->msg : ""));
+        log_error("the store can't write; the last changes are undone",
+                  LS("error", e ? e->msg : ""));
         roll_back(s);
         return rc;
     }
@@ -494,7 +497,8 @@ static const char schema_sql[] =
     "PRAGMA locking_mode=EXCLUSIVE; PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL;"
     "BEGIN EXCLUSIVE; COMMIT;" /* the lock is held from here on: no other server on this folder */
     "CREATE TABLE IF NOT EXISTS meta(key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;"
-    "CREATE TABLE IF NOT EXISTS objects(bucket TEXT NOT NULL, key TEXT NOT NULL, rv INTEGER NOT NULL,"
+    "CREATE TABLE IF NOT EXISTS objects(bucket TEXT NOT NULL, key TEXT NOT NULL, rv INTEGER NOT "
+    "NULL,"
     " doc TEXT NOT NULL, PRIMARY KEY(bucket, key)) WITHOUT ROWID;"
     "CREATE TABLE IF NOT EXISTS events(rv INTEGER PRIMARY KEY, type INTEGER NOT NULL,"
     " bucket TEXT NOT NULL, doc TEXT NOT NULL, prev TEXT);";
@@ -539,11 +543,15 @@ static void load_event(struct store *s, sqlite3_stmt *st)
     }
     struct bucket *b = store_bucket(s, (const char *)sqlite3_column_text(st, 2));
     struct event *ev = event_append(s);
-    *ev = (struct event){.rv = rv, .type = (enum event_type)sqlite3_column_int(st, 1), .bucket = b,
-                         .obj = obj_new(b, doc, rv), .prev = NULL};
+    *ev = (struct event){.rv = rv,
+                         .type = (enum event_type)sqlite3_column_int(st, 1),
+                         .bucket = b,
+                         .obj = obj_new(b, doc, rv),
+                         .prev = NULL};
     if (prev)
-        ev->prev = obj_new(b, prev, (uint64_t)strtoull(json_str_at(prev, "metadata.resourceVersion", "0"),
-                                                      NULL, 10));
+        ev->prev = obj_new(
+            b, prev,
+            (uint64_t)strtoull(json_str_at(prev, "metadata.resourceVersion", "0"), NULL, 10));
     if (!s->count)
         s->compacted = rv - 1;
     s->count++;
@@ -615,8 +623,7 @@ void store_close(struct store *s)
         event_drop(&s->window[i]);
     free(s->window);
     struct bucket *b, *next;
-    HASH_ITER(hh, s->buckets, b, next)
-    {
+    HASH_ITER (hh, s->buckets, b, next) {
         for (size_t i = 0; i < b->n; i++) {
             uid_del(s, b->items[i]);
             obj_unref(b->items[i]);

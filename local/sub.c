@@ -23,12 +23,13 @@ static void not_here(struct call *c)
 {
     json_t *st = NULL;
     bool forward = !strcmp(c->sub, "portforward");
-    (void)status_set(&st, 501, "NotImplemented", NULL, NULL,
-                     forward ? "the local API server does not forward ports: a pod runs as processes of "
-                               "this machine, connect to its podIP (kubectl get pod %s -o wide)"
-                             : "the local API server does not run commands in pods: a pod runs as "
-                               "processes of this machine, use a shell here; logs are at kubectl logs %s",
-                     c->name);
+    (void)status_set(
+        &st, 501, "NotImplemented", NULL, NULL,
+        forward ? "the local API server does not forward ports: a pod runs as processes of "
+                  "this machine, connect to its podIP (kubectl get pod %s -o wide)"
+                : "the local API server does not run commands in pods: a pod runs as "
+                  "processes of this machine, use a shell here; logs are at kubectl logs %s",
+        c->name);
     call_fail(c, st);
 }
 

@@ -2,12 +2,12 @@
 #pragma once
 #include "local/verbs.h"
 
-void sub_scale(struct call *c);    /* scale.c */
-void sub_log(struct call *c);      /* pods.c: log, binding, eviction */
+void sub_scale(struct call *c); /* scale.c */
+void sub_log(struct call *c);   /* pods.c: log, binding, eviction */
 void sub_binding(struct call *c);
 void sub_eviction(struct call *c);
-void sub_token(struct call *c);    /* review.c */
-bool sub_review(struct call *c);   /* reviews of tokens and access; false: not one of them */
+void sub_token(struct call *c);  /* review.c */
+bool sub_review(struct call *c); /* reviews of tokens and access; false: not one of them */
 
 /* Disruption budgets (evict.c): 0 when the pod may go; else 429. */
 int pdb_check(struct server *s, const struct obj *pod, json_t **st) MUST_CHECK;

@@ -29,9 +29,9 @@ static char *duration(uint64_t s)
                       : xasprintf("%llud", (unsigned long long)d);
     if (d < 730)
         return xasprintf("%llud", (unsigned long long)d);
-    return d % 365 && d < 2920
-               ? xasprintf("%lluy%llud", (unsigned long long)(d / 365), (unsigned long long)(d % 365))
-               : xasprintf("%lluy", (unsigned long long)(d / 365));
+    return d % 365 && d < 2920 ? xasprintf("%lluy%llud", (unsigned long long)(d / 365),
+                                           (unsigned long long)(d % 365))
+                               : xasprintf("%lluy", (unsigned long long)(d / 365));
 }
 
 char *table_age(const char *rfc3339)
@@ -82,8 +82,7 @@ static char *selector_text(const json_t *labels)
     const char *key;
     json_t *v;
     char *out = xstrdup("");
-    json_object_foreach((json_t *)labels, key, v)
-    {
+    json_object_foreach ((json_t *)labels, key, v) {
         char *more = xasprintf("%s%s%s=%s", out, *out ? "," : "", key,
                                json_is_string(v) ? json_string_value(v) : "");
         free(out);
@@ -103,8 +102,7 @@ static char *names_of(const json_t *list, const char *field)
     size_t i;
     json_t *v;
     char *out = xstrdup("");
-    json_array_foreach((json_t *)list, i, v)
-    {
+    json_array_foreach ((json_t *)list, i, v) {
         char *more = xasprintf("%s%s%s", out, i ? "," : "", json_str_at(v, field, ""));
         free(out);
         out = more;
@@ -126,7 +124,8 @@ static void cells_template(const json_t *d, json_t *cells)
 
 static void t_deployment(const json_t *d, json_t *c)
 {
-    json_array_append_new(c, json_sprintf("%lld/%lld", (long long)json_int_at(d, "status.readyReplicas", 0),
+    json_array_append_new(c, json_sprintf("%lld/%lld",
+                                          (long long)json_int_at(d, "status.readyReplicas", 0),
                                           (long long)json_int_at(d, "spec.replicas", 0)));
     cell_i(c, json_int_at(d, "status.updatedReplicas", 0));
     cell_i(c, json_int_at(d, "status.availableReplicas", 0));
@@ -160,19 +159,20 @@ static void t_service(const json_t *d, json_t *c)
     size_t i;
     json_t *p;
     char *ports = xstrdup("");
-    json_array_foreach(json_at(d, "spec.ports"), i, p)
-    {
+    json_array_foreach (json_at(d, "spec.ports"), i, p) {
         int64_t node = json_int_at(p, "nodePort", 0);
         CLEANUP(free_charp) char *np = node ? xasprintf(":%lld", (long long)node) : xstrdup("");
-        char *more = xasprintf("%s%s%lld%s/%s", ports, i ? "," : "", (long long)json_int_at(p, "port", 0),
-                               np, json_str_at(p, "protocol", "TCP"));
+        char *more =
+            xasprintf("%s%s%lld%s/%s", ports, i ? "," : "", (long long)json_int_at(p, "port", 0),
+                      np, json_str_at(p, "protocol", "TCP"));
         free(ports);
         ports = more;
     }
     const char *type = json_str_at(d, "spec.type", "ClusterIP");
     cell_s(c, type);
     cell_or(c, json_str_at(d, "spec.clusterIP", ""), "<none>");
-    cell_or(c, !strcmp(type, "ExternalName") ? json_str_at(d, "spec.externalName", "") : "", "<none>");
+    cell_or(c, !strcmp(type, "ExternalName") ? json_str_at(d, "spec.externalName", "") : "",
+            "<none>");
     cell_or(c, ports, "<none>");
     free(ports);
     cell_age(d, c);
@@ -181,7 +181,8 @@ static void t_service(const json_t *d, json_t *c)
 
 static void t_configmap(const json_t *d, json_t *c)
 {
-    cell_i(c, (int64_t)(json_object_size(json_at(d, "data")) + json_object_size(json_at(d, "binaryData"))));
+    cell_i(c, (int64_t)(json_object_size(json_at(d, "data")) +
+                        json_object_size(json_at(d, "binaryData"))));
     cell_age(d, c);
 }
 
@@ -202,7 +203,7 @@ static const char *node_address(const json_t *d, const char *type)
 {
     size_t i;
     json_t *a;
-    json_array_foreach(json_at(d, "status.addresses"), i, a)
+    json_array_foreach (json_at(d, "status.addresses"), i, a)
         if (!strcmp(json_str_at(a, "type", ""), type))
             return json_str_at(a, "address", "");
     return "";
@@ -213,15 +214,14 @@ static void t_node(const json_t *d, json_t *c)
     const char *ready = "Unknown", *key;
     size_t i;
     json_t *v;
-    json_array_foreach(json_at(d, "status.conditions"), i, v)
+    json_array_foreach (json_at(d, "status.conditions"), i, v)
         if (!strcmp(json_str_at(v, "type", ""), "Ready"))
             ready = !strcmp(json_str_at(v, "status", ""), "True") ? "Ready" : "NotReady";
     bool off = json_bool_at(d, "spec.unschedulable", false);
     json_array_append_new(c, json_sprintf("%s%s", ready, off ? ",SchedulingDisabled" : ""));
     char *roles = xstrdup("");
     static const char prefix[] = "node-role.kubernetes.io/";
-    json_object_foreach(json_at(d, "metadata.labels"), key, v)
-    {
+    json_object_foreach (json_at(d, "metadata.labels"), key, v) {
         if (strncmp(key, prefix, sizeof prefix - 1))
             continue;
         char *more = xasprintf("%s%s%s", roles, *roles ? "," : "", key + sizeof prefix - 1);
@@ -248,8 +248,8 @@ static const char *event_time(const json_t *d, const char *field, const char *ot
 static void t_event(const json_t *d, json_t *c)
 {
     const char *series = json_str_at(d, "series.lastObservedTime", NULL);
-    CLEANUP(free_charp) char *last =
-        table_age(series ? series : event_time(d, "lastTimestamp", "eventTime"));
+    CLEANUP(free_charp)
+    char *last = table_age(series ? series : event_time(d, "lastTimestamp", "eventTime"));
     CLEANUP(free_charp) char *first = table_age(event_time(d, "firstTimestamp", "eventTime"));
     const char *kind = json_str_at(d, "involvedObject.kind", "");
     char *low = xstrdup(kind);
@@ -273,8 +273,7 @@ static void t_endpoints(const json_t *d, json_t *c)
     size_t i;
     json_t *s;
     char *out = xstrdup("");
-    json_array_foreach(json_at(d, "subsets"), i, s)
-    {
+    json_array_foreach (json_at(d, "subsets"), i, s) {
         CLEANUP(free_charp) char *ips = names_of(json_object_get(s, "addresses"), "ip");
         int64_t port = json_int_at(json_array_get(json_object_get(s, "ports"), 0), "port", 0);
         char *more = xasprintf("%s%s%s:%lld", out, i ? "," : "", ips, (long long)port);
@@ -291,14 +290,13 @@ static void t_endpointslice(const json_t *d, json_t *c)
     size_t i;
     json_t *e;
     char *ports = xstrdup(""), *ips = xstrdup("");
-    json_array_foreach(json_at(d, "ports"), i, e)
-    {
-        char *more = xasprintf("%s%s%lld", ports, i ? "," : "", (long long)json_int_at(e, "port", 0));
+    json_array_foreach (json_at(d, "ports"), i, e) {
+        char *more =
+            xasprintf("%s%s%lld", ports, i ? "," : "", (long long)json_int_at(e, "port", 0));
         free(ports);
         ports = more;
     }
-    json_array_foreach(json_at(d, "endpoints"), i, e)
-    {
+    json_array_foreach (json_at(d, "endpoints"), i, e) {
         char *more = xasprintf("%s%s%s", ips, i ? "," : "", json_str_at(e, "addresses.0", ""));
         free(ips);
         ips = more;
@@ -386,7 +384,8 @@ static const struct {
     {"deployments", "Ready,#Up-to-date,#Available,Age,+Containers,+Images,+Selector", t_deployment},
     {"replicasets", "#Desired,#Current,#Ready,Age,+Containers,+Images,+Selector", t_replicaset},
     {"daemonsets",
-     "#Desired,#Current,#Ready,#Up-to-date,#Available,Node Selector,Age,+Containers,+Images,+Selector",
+     "#Desired,#Current,#Ready,#Up-to-date,#Available,Node "
+     "Selector,Age,+Containers,+Images,+Selector",
      t_daemonset},
     {"services", "Type,Cluster-IP,External-IP,Port(s),Age,+Selector", t_service},
     {"configmaps", "Data,Age", t_configmap},
@@ -397,7 +396,8 @@ static const struct {
     {"persistentvolumeclaims", "Age", cell_age},
     {"resourcequotas", "Age", cell_age},
     {"nodes",
-     "Status,Roles,Age,Version,+Internal-IP,+External-IP,+OS-Image,+Kernel-Version,+Container-Runtime",
+     "Status,Roles,Age,Version,+Internal-IP,+External-IP,+OS-Image,+Kernel-Version,+Container-"
+     "Runtime",
      t_node},
     {"endpoints", "Endpoints,Age", t_endpoints},
     {"endpointslices", "AddressType,Ports,Endpoints,Age", t_endpointslice},
@@ -430,11 +430,11 @@ static int kind_index(const struct resource *r)
     return -1;
 }
 
-static json_t *column(const char *name, const char *type, const char *format, const char *description,
-                      int64_t priority)
+static json_t *column(const char *name, const char *type, const char *format,
+                      const char *description, int64_t priority)
 {
-    return json_pack("{s:s,s:s,s:s,s:s,s:I}", "name", name, "type", type, "format", format, "description",
-                     description, "priority", (json_int_t)priority);
+    return json_pack("{s:s,s:s,s:s,s:s,s:I}", "name", name, "type", type, "format", format,
+                     "description", description, "priority", (json_int_t)priority);
 }
 
 static void add_columns(json_t *out, const char *spec)
@@ -466,18 +466,20 @@ static void add_custom_columns(json_t *out, const struct crd_version *cv)
     size_t i;
     json_t *col;
     char text[512];
-    json_array_foreach(cv->columns, i, col)
-        json_array_append_new(out, column(json_str_at(col, "name", ""), json_str_at(col, "type", "string"),
-                                          json_str_at(col, "format", ""),
-                                          description_of(col, text, sizeof text),
-                                          json_int_at(col, "priority", 0)));
+    json_array_foreach (cv->columns, i, col)
+        json_array_append_new(
+            out, column(json_str_at(col, "name", ""), json_str_at(col, "type", "string"),
+                        json_str_at(col, "format", ""), description_of(col, text, sizeof text),
+                        json_int_at(col, "priority", 0)));
     if (!json_array_size(cv->columns))
         json_array_append_new(out, column("Age", "date", "", "Age", 0));
 }
 
 static const char name_text[] =
-    "Name must be unique within a namespace. Is required when creating resources, although some resources "
-    "may allow a client to request the generation of an appropriate name automatically. Name is primarily "
+    "Name must be unique within a namespace. Is required when creating resources, although some "
+    "resources "
+    "may allow a client to request the generation of an appropriate name automatically. Name is "
+    "primarily "
     "intended for creation idempotence and configuration definition. Cannot be updated. More info: "
     "https://kubernetes.io/docs/concepts/overview/working-with-objects/names#names";
 
@@ -534,7 +536,7 @@ json_t *table_cells(const struct resource *r, const json_t *doc)
     }
     cell_s(cells, json_str_at(doc, "metadata.name", ""));
     if (r->crdv) {
-        json_array_foreach(r->crdv->columns, i, col)
+        json_array_foreach (r->crdv->columns, i, col)
             json_array_append_new(cells, custom_cell(col, doc));
         if (!json_array_size(r->crdv->columns))
             cell_age(doc, cells);

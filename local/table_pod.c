@@ -29,7 +29,8 @@ static char *terminated_word(const json_t *t)
     int64_t sig = json_int_at(t, "signal", 0), code = json_int_at(t, "exitCode", 0);
     if (*reason)
         return xstrdup(reason);
-    return sig ? xasprintf("Signal:%lld", (long long)sig) : xasprintf("ExitCode:%lld", (long long)code);
+    return sig ? xasprintf("Signal:%lld", (long long)sig)
+               : xasprintf("ExitCode:%lld", (long long)code);
 }
 
 /* True while initialisation isn't over. */
@@ -38,8 +39,7 @@ static bool init_state(const json_t *pod, struct pod_view *v)
     const json_t *list = json_at(pod, "status.initContainerStatuses");
     size_t i, n = json_array_size(json_at(pod, "spec.initContainers"));
     json_t *s;
-    json_array_foreach((json_t *)list, i, s)
-    {
+    json_array_foreach ((json_t *)list, i, s) {
         const json_t *t = json_at(s, "state.terminated");
         const char *waiting = json_str_at(s, "state.waiting.reason", "");
         v->restarts += json_int_at(s, "restartCount", 0);
@@ -80,7 +80,7 @@ static void container_states(const json_t *pod, struct pod_view *v)
         size_t i;
         json_t *c;
         const char *word = "NotReady";
-        json_array_foreach(json_at(pod, "status.conditions"), i, c)
+        json_array_foreach (json_at(pod, "status.conditions"), i, c)
             if (!strcmp(json_str_at(c, "type", ""), "Ready") &&
                 !strcmp(json_str_at(c, "status", ""), "True"))
                 word = "Running";
@@ -118,8 +118,8 @@ static json_t *gates(const json_t *pod)
     json_t *g, *c;
     if (!n)
         return json_string("<none>");
-    json_array_foreach((json_t *)list, i, g)
-        json_array_foreach(json_at(pod, "status.conditions"), k, c)
+    json_array_foreach ((json_t *)list, i, g)
+        json_array_foreach (json_at(pod, "status.conditions"), k, c)
             if (!strcmp(json_str_at(c, "type", ""), json_str_at(g, "conditionType", "-")) &&
                 !strcmp(json_str_at(c, "status", ""), "True"))
                 on++;

@@ -12,7 +12,7 @@
 #include <sys/stat.h>
 
 #define YEARS_10 (10L * 365 * 24 * 3600)
-#define DAYS_30 (30 * 24 * 3600)
+#define DAYS_30  (30 * 24 * 3600)
 
 static char *bio_text(BIO *b)
 {
@@ -92,7 +92,8 @@ static X509 *make_ca(EVP_PKEY *key)
 static X509 *make_server(EVP_PKEY *key, const char *host, X509 *ca, EVP_PKEY *ca_key)
 {
     X509 *x = base_cert(key, "baton-local", ca);
-    CLEANUP(free_charp) char *san =
+    CLEANUP(free_charp)
+    char *san =
         xasprintf("IP:127.0.0.1,IP:10.96.0.1,DNS:localhost,DNS:kubernetes,DNS:kubernetes.default,"
                   "DNS:kubernetes.default.svc%s%s",
                   strcmp(host, "127.0.0.1") ? ",IP:" : "", strcmp(host, "127.0.0.1") ? host : "");
@@ -160,8 +161,8 @@ static bool read_all(const struct paths *p, struct tls_files *out)
     out->ca_pem = file_read(p->ca, 1 << 16, NULL);
     out->cert_pem = file_read(p->cert, 1 << 16, NULL);
     out->key_pem = file_read(p->key, 1 << 16, NULL);
-    if (out->ca_pem && out->cert_pem && out->key_pem && lasts(out->cert_pem) && lasts(out->ca_pem) &&
-        key_parses(out->key_pem))
+    if (out->ca_pem && out->cert_pem && out->key_pem && lasts(out->cert_pem) &&
+        lasts(out->ca_pem) && key_parses(out->key_pem))
         return true;
     tls_files_fini(out);
     return false;

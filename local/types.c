@@ -8,7 +8,8 @@
 
 static json_t *components; /* name → schema */
 static json_t *kinds;      /* "group/version/Kind" → name */
-static json_t *short_names; /* "Container" → full name; "pkg Name" → full name for the section's own */
+static json_t
+    *short_names; /* "Container" → full name; "pkg Name" → full name for the section's own */
 
 struct section {
     char pkg[96], group[64], version[16];
@@ -102,7 +103,8 @@ static json_t *parse_type(struct cursor *c)
     }
     if (*c->p == '{') {
         c->p++;
-        json_t *map = json_pack("{s:s,s:o}", "type", "object", "additionalProperties", parse_type(c));
+        json_t *map =
+            json_pack("{s:s,s:o}", "type", "object", "additionalProperties", parse_type(c));
         ASSERT(*c->p == '}');
         c->p++;
         if (*c->p == '~') {
@@ -153,9 +155,9 @@ static void add_kind(json_t *schema, const struct section *s, const char *name)
     json_object_set_new(props, "apiVersion", scalar("string", NULL));
     json_object_set_new(props, "kind", scalar("string", NULL));
     json_object_set_new(props, "metadata", ref_type(s, "ObjectMeta"));
-    json_object_set_new(schema, "x-kubernetes-group-version-kind",
-                        json_pack("[{s:s,s:s,s:s}]", "group", s->group, "version", s->version, "kind",
-                                  name));
+    json_object_set_new(
+        schema, "x-kubernetes-group-version-kind",
+        json_pack("[{s:s,s:s,s:s}]", "group", s->group, "version", s->version, "kind", name));
     CLEANUP(free_charp) char *gvk = xasprintf("%s/%s/%s", s->group, s->version, name);
     json_object_set_new(kinds, gvk, json_sprintf("%s.%s", s->pkg, name));
 }
@@ -203,8 +205,7 @@ static void parse_line(const char *line, const struct section *s)
 {
     char name[96];
     struct cursor c = {.p = type_name(line, name), .sec = s};
-    json_t *schema =
-        json_pack("{s:s,s:{},s:[]}", "type", "object", "properties", "required");
+    json_t *schema = json_pack("{s:s,s:{},s:[]}", "type", "object", "properties", "required");
     if (*line == '*')
         add_kind(schema, s, name);
     if (*line == '~')

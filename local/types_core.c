@@ -4,7 +4,8 @@
 const char *const types_table_core[] = {
     "@io.k8s.apimachinery.pkg.apis.meta.v1 meta/v1",
     "ObjectMeta name:s generateName:s namespace:s uid:s resourceVersion:s selfLink:s generation:i "
-    "creationTimestamp:t deletionTimestamp:t deletionGracePeriodSeconds:i labels:{s} annotations:{s} "
+    "creationTimestamp:t deletionTimestamp:t deletionGracePeriodSeconds:i labels:{s} "
+    "annotations:{s} "
     "ownerReferences:[OwnerReference|uid] finalizers:[s=] managedFields:[ManagedFieldsEntry]",
     "~OwnerReference apiVersion:s kind:s name:s uid:s controller:b blockOwnerDeletion:b",
     "ManagedFieldsEntry manager:s operation:s apiVersion:s time:t fieldsType:s fieldsV1:o "
@@ -13,7 +14,8 @@ const char *const types_table_core[] = {
     "~LabelSelector matchLabels:{s} matchExpressions:[LabelSelectorRequirement]",
     "LabelSelectorRequirement key:s! operator:s! values:[s]",
     "DeleteOptions kind:s apiVersion:s gracePeriodSeconds:i preconditions:Preconditions "
-    "orphanDependents:b propagationPolicy:s dryRun:[s] ignoreStoreReadErrorWithClusterBreakingPotential:b",
+    "orphanDependents:b propagationPolicy:s dryRun:[s] "
+    "ignoreStoreReadErrorWithClusterBreakingPotential:b",
     "Preconditions uid:s resourceVersion:s",
     "Condition type:s! status:s! observedGeneration:i lastTransitionTime:t! reason:s! message:s!",
 
@@ -22,8 +24,10 @@ const char *const types_table_core[] = {
     "PodSpec volumes:[Volume|name] initContainers:[Container|name] containers:[Container|name]! "
     "ephemeralContainers:[EphemeralContainer|name] restartPolicy:s=\"Always\" "
     "terminationGracePeriodSeconds:i=30 activeDeadlineSeconds:i dnsPolicy:s=\"ClusterFirst\" "
-    "nodeSelector:{s}~ serviceAccountName:s serviceAccount:s automountServiceAccountToken:b nodeName:s "
-    "hostNetwork:b hostPID:b hostIPC:b shareProcessNamespace:b securityContext:PodSecurityContext={} "
+    "nodeSelector:{s}~ serviceAccountName:s serviceAccount:s automountServiceAccountToken:b "
+    "nodeName:s "
+    "hostNetwork:b hostPID:b hostIPC:b shareProcessNamespace:b "
+    "securityContext:PodSecurityContext={} "
     "imagePullSecrets:[LocalObjectReference|name] hostname:s subdomain:s affinity:Affinity "
     "schedulerName:s=\"default-scheduler\" tolerations:[Toleration] hostAliases:[HostAlias|ip] "
     "priorityClassName:s priority:j dnsConfig:PodDNSConfig readinessGates:[PodReadinessGate] "
@@ -116,7 +120,8 @@ const char *const types_table_core[] = {
     "Volume name:s! hostPath:HostPathVolumeSource emptyDir:EmptyDirVolumeSource "
     "secret:SecretVolumeSource configMap:ConfigMapVolumeSource downwardAPI:DownwardAPIVolumeSource "
     "projected:ProjectedVolumeSource persistentVolumeClaim:PersistentVolumeClaimVolumeSource "
-    "image:ImageVolumeSource nfs:NFSVolumeSource csi:o ephemeral:o iscsi:o fc:o gcePersistentDisk:o "
+    "image:ImageVolumeSource nfs:NFSVolumeSource csi:o ephemeral:o iscsi:o fc:o "
+    "gcePersistentDisk:o "
     "awsElasticBlockStore:o azureDisk:o azureFile:o cephfs:o cinder:o flexVolume:o flocker:o "
     "gitRepo:o glusterfs:o photonPersistentDisk:o portworxVolume:o quobyte:o rbd:o scaleIO:o "
     "storageos:o vsphereVolume:o",
@@ -139,7 +144,8 @@ const char *const types_table_core[] = {
     "PersistentVolumeClaimVolumeSource claimName:s! readOnly:b",
     "ImageVolumeSource reference:s pullPolicy:s",
     "NFSVolumeSource server:s! path:s! readOnly:b",
-    "PodStatus phase:s conditions:[PodCondition|type] message:s reason:s nominatedNodeName:s hostIP:s "
+    "PodStatus phase:s conditions:[PodCondition|type] message:s reason:s nominatedNodeName:s "
+    "hostIP:s "
     "hostIPs:[HostIP] podIP:s podIPs:[PodIP|ip] startTime:t "
     "initContainerStatuses:[ContainerStatus] containerStatuses:[ContainerStatus] qosClass:s "
     "ephemeralContainerStatuses:[ContainerStatus] resize:s resourceClaimStatuses:[v] "
@@ -149,7 +155,8 @@ const char *const types_table_core[] = {
     "observedGeneration:i",
     "HostIP ip:s!",
     "PodIP ip:s!",
-    "ContainerStatus name:s! state:ContainerState lastState:ContainerState ready:b! restartCount:j! "
+    "ContainerStatus name:s! state:ContainerState lastState:ContainerState ready:b! "
+    "restartCount:j! "
     "image:s! imageID:s! containerID:s started:b allocatedResources:{q} "
     "resources:ResourceRequirements volumeMounts:[VolumeMountStatus|mountPath] user:o "
     "allocatedResourcesStatus:[v] stopSignal:s",
@@ -199,7 +206,8 @@ const char *const types_table_core[] = {
     "architecture:s! swap:o",
     "ContainerImage names:[s] sizeBytes:i",
     "*Event involvedObject:ObjectReference! reason:s message:s source:EventSource firstTimestamp:t "
-    "lastTimestamp:t count:j type:s eventTime:t series:EventSeries action:s related:ObjectReference "
+    "lastTimestamp:t count:j type:s eventTime:t series:EventSeries action:s "
+    "related:ObjectReference "
     "reportingComponent:s reportingInstance:s",
     "EventSource component:s host:s",
     "EventSeries count:j lastObservedTime:t",

@@ -12,9 +12,11 @@ const char *const types_table_more[] = {
     "DeploymentStatus observedGeneration:i replicas:j updatedReplicas:j readyReplicas:j "
     "availableReplicas:j unavailableReplicas:j terminatingReplicas:j "
     "conditions:[DeploymentCondition|type] collisionCount:j",
-    "DeploymentCondition type:s! status:s! lastUpdateTime:t lastTransitionTime:t reason:s message:s",
+    "DeploymentCondition type:s! status:s! lastUpdateTime:t lastTransitionTime:t reason:s "
+    "message:s",
     "*ReplicaSet spec:ReplicaSetSpec status:ReplicaSetStatus",
-    "ReplicaSetSpec replicas:j=1 minReadySeconds:j selector:LabelSelector! template:PodTemplateSpec",
+    "ReplicaSetSpec replicas:j=1 minReadySeconds:j selector:LabelSelector! "
+    "template:PodTemplateSpec",
     "ReplicaSetStatus replicas:j=0! fullyLabeledReplicas:j readyReplicas:j availableReplicas:j "
     "terminatingReplicas:j observedGeneration:i conditions:[ReplicaSetCondition|type]",
     "ReplicaSetCondition type:s! status:s! lastTransitionTime:t reason:s message:s",
@@ -23,7 +25,8 @@ const char *const types_table_more[] = {
     "updateStrategy:DaemonSetUpdateStrategy={} minReadySeconds:j revisionHistoryLimit:j=10",
     "DaemonSetUpdateStrategy type:s=\"RollingUpdate\" rollingUpdate:RollingUpdateDaemonSet",
     "RollingUpdateDaemonSet maxUnavailable:x=1 maxSurge:x=0",
-    "DaemonSetStatus currentNumberScheduled:j=0! numberMisscheduled:j=0! desiredNumberScheduled:j=0! "
+    "DaemonSetStatus currentNumberScheduled:j=0! numberMisscheduled:j=0! "
+    "desiredNumberScheduled:j=0! "
     "numberReady:j=0! observedGeneration:i updatedNumberScheduled:j numberAvailable:j "
     "numberUnavailable:j collisionCount:j conditions:[DaemonSetCondition|type]",
     "DaemonSetCondition type:s! status:s! lastTransitionTime:t reason:s message:s",
@@ -43,7 +46,8 @@ const char *const types_table_more[] = {
 
     "@io.k8s.api.coordination.v1 coordination.k8s.io/v1",
     "*Lease spec:LeaseSpec",
-    "LeaseSpec holderIdentity:s leaseDurationSeconds:j acquireTime:t renewTime:t leaseTransitions:j "
+    "LeaseSpec holderIdentity:s leaseDurationSeconds:j acquireTime:t renewTime:t "
+    "leaseTransitions:j "
     "strategy:s preferredHolder:s",
 
     "@io.k8s.api.events.v1 events.k8s.io/v1",
@@ -81,11 +85,13 @@ const char *const types_table_more[] = {
     "IPBlock cidr:s! except:[s]",
 
     "@io.k8s.api.autoscaling.v2 autoscaling/v2",
-    "*HorizontalPodAutoscaler spec:HorizontalPodAutoscalerSpec status:HorizontalPodAutoscalerStatus",
+    "*HorizontalPodAutoscaler spec:HorizontalPodAutoscalerSpec "
+    "status:HorizontalPodAutoscalerStatus",
     "HorizontalPodAutoscalerSpec scaleTargetRef:CrossVersionObjectReference! minReplicas:j=1 "
     "maxReplicas:j! metrics:[MetricSpec] behavior:o",
     "CrossVersionObjectReference kind:s! name:s! apiVersion:s",
-    "MetricSpec type:s! object:o pods:o resource:ResourceMetricSource containerResource:o external:o",
+    "MetricSpec type:s! object:o pods:o resource:ResourceMetricSource containerResource:o "
+    "external:o",
     "ResourceMetricSource name:s! target:MetricTarget!",
     "MetricTarget type:s! value:q averageValue:q averageUtilization:j",
     "HorizontalPodAutoscalerStatus observedGeneration:i lastScaleTime:t currentReplicas:j "
@@ -130,7 +136,8 @@ const char *const types_table_more[] = {
     "@io.k8s.api.admissionregistration.v1 admissionregistration.k8s.io/v1",
     "*ValidatingWebhookConfiguration webhooks:[Webhook|name]",
     "*MutatingWebhookConfiguration webhooks:[Webhook|name]",
-    "Webhook name:s! clientConfig:o! rules:[v] failurePolicy:s=\"Fail\" matchPolicy:s=\"Equivalent\" "
+    "Webhook name:s! clientConfig:o! rules:[v] failurePolicy:s=\"Fail\" "
+    "matchPolicy:s=\"Equivalent\" "
     "namespaceSelector:LabelSelector={} objectSelector:LabelSelector={} sideEffects:s! "
     "timeoutSeconds:j=10 admissionReviewVersions:[s]! matchConditions:[MatchCondition|name] "
     "reinvocationPolicy:s",
@@ -154,7 +161,8 @@ const char *const types_table_more[] = {
     "preserveUnknownFields:b",
     "CustomResourceDefinitionNames plural:s! singular:s shortNames:[s] kind:s! listKind:s "
     "categories:[s]",
-    "CustomResourceDefinitionVersion name:s! served:b! storage:b! deprecated:b deprecationWarning:s "
+    "CustomResourceDefinitionVersion name:s! served:b! storage:b! deprecated:b "
+    "deprecationWarning:s "
     "schema:CustomResourceValidation subresources:CustomResourceSubresources "
     "additionalPrinterColumns:[CustomResourceColumnDefinition] selectableFields:[SelectableField]",
     "CustomResourceValidation openAPIV3Schema:o",

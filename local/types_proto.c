@@ -1,5 +1,5 @@
-/* Protobuf field numbers of the built-in types; written by tools/k8s_proto_fields.py from k8s.io/api
- * v0.37.2. One string a type: its name, then number and field in turn. */
+/* Protobuf field numbers of the built-in types; written by tools/k8s_proto_fields.py from
+ * k8s.io/api v0.37.2. One string a type: its name, then number and field in turn. */
 #include "local/proto.h"
 
 const char *const proto_table[] = {

@@ -145,8 +145,8 @@ void verb_delete_collection(struct call *c)
     struct obj_list l = {0};
     int rc = delete_options(c, &opt, &body, &st);
     if (!rc)
-        rc = selector_parse(c->r, httpd_arg(c->req, "labelSelector"), httpd_arg(c->req, "fieldSelector"),
-                            &sel, &st);
+        rc = selector_parse(c->r, httpd_arg(c->req, "labelSelector"),
+                            httpd_arg(c->req, "fieldSelector"), &sel, &st);
     if (!rc)
         rc = list_collect(c, &sel, 0, &l, &st);
     for (size_t i = 0; !rc && i < l.n; i++) {
@@ -174,6 +174,6 @@ void verb_delete_collection(struct call *c)
     c->content_type = "application/json";
     call_reply(c, 200,
                json_pack("{s:o,s:s,s:{s:s},s:o}", "kind", json_sprintf("%sList", c->r->kind),
-                         "apiVersion", resource_api_version(c->r, api), "metadata", "resourceVersion", "",
-                         "items", items));
+                         "apiVersion", resource_api_version(c->r, api), "metadata",
+                         "resourceVersion", "", "items", items));
 }

@@ -8,8 +8,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#define MAX_EVENT_BYTES (16u << 20)
-#define MAX_QUEUED (64u << 20) /* a client that is this far behind is cut off */
+#define MAX_EVENT_BYTES  (16u << 20)
+#define MAX_QUEUED       (64u << 20) /* a client that is this far behind is cut off */
 #define BOOKMARK_EVERY_S 10u
 
 struct watch {
@@ -93,9 +93,9 @@ static void send_bookmark(struct watch *w, bool initial_end)
     resource_api_version(w->render.r, api);
     json_t *doc = json_pack("{s:s,s:s,s:o}", "kind", kind, "apiVersion", api, "metadata", meta);
     json_t *view = w->render.accept == ACCEPT_TABLE
-                       ? json_pack("{s:s,s:s,s:{s:s},s:n,s:[{s:[],s:o}]}", "kind", "Table", "apiVersion",
-                                   "meta.k8s.io/v1", "metadata", "resourceVersion", rv,
-                                   "columnDefinitions", "rows", "cells", "object", doc)
+                       ? json_pack("{s:s,s:s,s:{s:s},s:n,s:[{s:[],s:o}]}", "kind", "Table",
+                                   "apiVersion", "meta.k8s.io/v1", "metadata", "resourceVersion",
+                                   rv, "columnDefinitions", "rows", "cells", "object", doc)
                        : render_doc(&w->render, doc);
     if (w->render.accept != ACCEPT_TABLE)
         json_decref(doc);
@@ -110,7 +110,8 @@ static bool sees(const struct watch *w, const struct obj *o)
     return o && (!*w->ns || !strcmp(o->ns, w->ns)) && selector_matches(&w->sel, o->doc);
 }
 
-/* An object that no longer matches is gone for this watcher: its old state under the new version. */
+/* An object that no longer matches is gone for this watcher: its old state under the new version.
+ */
 static void send_left(struct watch *w, const struct event *ev)
 {
     json_t *doc = json_deep_copy(ev->prev->doc);
@@ -226,13 +227,15 @@ static int parse_start(struct call *c, struct start *out, json_t **st)
     bool initial = is_true(send);
     *out = (struct start){0};
     if (rv && *rv && str_to_u64(str_c(rv), 0, UINT64_MAX, &out->rv))
-        return status_bad_request(st, "Invalid value: \"%s\": resourceVersion must be a number", rv);
+        return status_bad_request(st, "Invalid value: \"%s\": resourceVersion must be a number",
+                                  rv);
     if (send && *send && (!match || !*match))
         return refuse(st, "resourceVersionMatch",
                       "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan");
     if (match && *match && (!send || !*send))
-        return refuse(st, "resourceVersionMatch",
-                      "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided");
+        return refuse(
+            st, "resourceVersionMatch",
+            "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided");
     if (match && *match && strcmp(match, "NotOlderThan"))
         return refuse(st, "resourceVersionMatch",
                       "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan");
@@ -305,8 +308,8 @@ void verb_watch(struct call *c)
     struct selector sel = {0};
     server_commit(c->s); /* what is sent must be on disk */
     if (parse_start(c, &start, &st) ||
-        selector_parse(c->r, httpd_arg(c->req, "labelSelector"), httpd_arg(c->req, "fieldSelector"), &sel,
-                       &st)) {
+        selector_parse(c->r, httpd_arg(c->req, "labelSelector"), httpd_arg(c->req, "fieldSelector"),
+                       &sel, &st)) {
         call_fail(c, st);
         return;
     }

@@ -1,5 +1,6 @@
-/* libFuzzer: what the embedded API server parses besides JSON and YAML: protobuf bodies, selectors, JSON paths, JSON patches, and server-side
- * apply of arbitrary objects over each other. The first byte chooses. */
+/* libFuzzer: what the embedded API server parses besides JSON and YAML: protobuf bodies, selectors,
+ * JSON paths, JSON patches, and server-side apply of arbitrary objects over each other. The first
+ * byte chooses. */
 #include "local/jsonpatch.h"
 #include "local/jsonpath.h"
 #include "local/managed.h"
@@ -15,9 +16,11 @@ static void selectors(const char *text)
 {
     static const char *const fields[] = {"a.b", NULL};
     static const struct kind_ops ops = {.fields = fields};
-    struct resource r = {.group = "", .plural = "pods", .kind = "Pod", .flags = R_NAMESPACED, .ops = &ops};
+    struct resource r = {
+        .group = "", .plural = "pods", .kind = "Pod", .flags = R_NAMESPACED, .ops = &ops};
     struct selector s;
-    json_t *st = NULL, *doc = json_pack("{s:{s:{s:s}},s:{s:s}}", "metadata", "labels", "a", "b", "a", "b", "c");
+    json_t *st = NULL,
+           *doc = json_pack("{s:{s:{s:s}},s:{s:s}}", "metadata", "labels", "a", "b", "a", "b", "c");
     for (int fields_too = 0; fields_too < 2; fields_too++) {
         if (!selector_parse(&r, text, fields_too ? text : NULL, &s, &st)) {
             (void)selector_matches(&s, doc);
@@ -50,20 +53,27 @@ static void patches(const char *text)
     json_decref(doc);
 }
 
-/* "{…}\n{…}": the second is applied over the first by two managers in turn; what is applied twice changes nothing more. */
+/* "{…}\n{…}": the second is applied over the first by two managers in turn; what is applied twice
+ * changes nothing more. */
 static void applies(const char *text)
 {
     struct str rest = str_c(text), head;
     rest = str_cut(rest, '\n', &head);
-    struct resource r = {.group = "", .version = "v1", .plural = "pods", .kind = "Pod", .flags = R_NAMESPACED | R_STATUS};
+    struct resource r = {.group = "",
+                         .version = "v1",
+                         .plural = "pods",
+                         .kind = "Pod",
+                         .flags = R_NAMESPACED | R_STATUS};
     r.schema = types_kind("", "v1", "Pod");
-    struct managed_writer w = {.manager = "a", .sub = "", .now = "2026-01-01T00:00:00Z", .force = true};
+    struct managed_writer w = {
+        .manager = "a", .sub = "", .now = "2026-01-01T00:00:00Z", .force = true};
     json_t *a = json_parse(head, 1 << 16, 0, NULL), *b = json_parse(rest, 1 << 16, 0, NULL);
     json_t *one = NULL, *two = NULL, *three = NULL, *st = NULL;
     if (json_is_object(a) && json_is_object(b)) {
         bool ok = !managed_apply(&r, NULL, a, &w, &one, &st);
         w.manager = "b";
-        ok = ok && !managed_apply(&r, one, b, &w, &two, &st) && !managed_apply(&r, two, b, &w, &three, &st);
+        ok = ok && !managed_apply(&r, one, b, &w, &two, &st) &&
+             !managed_apply(&r, two, b, &w, &three, &st);
         if (ok && json_at(two, "metadata.managedFields"))
             ASSERT(json_equal(two, three));
     }

@@ -8,8 +8,12 @@
 #include <stdlib.h>
 #include <cmocka.h>
 
-static const struct resource pods = {.group = "", .version = "v1", .plural = "pods", .singular = "pod",
-                                     .kind = "Pod", .flags = R_NAMESPACED | R_STATUS};
+static const struct resource pods = {.group = "",
+                                     .version = "v1",
+                                     .plural = "pods",
+                                     .singular = "pod",
+                                     .kind = "Pod",
+                                     .flags = R_NAMESPACED | R_STATUS};
 
 static struct resource pod_resource(void)
 {
@@ -40,13 +44,18 @@ static void assert_json(const json_t *have, const char *want)
 static void leaves_of_lists_with_keys_name_their_items(void **state)
 {
     (void)state;
-    json_t *v = js("{\"spec\":{\"containers\":[{\"name\":\"a\",\"image\":\"x\",\"ports\":[{\"containerPort\":80}],"
-                   "\"args\":[\"1\"]}],\"tolerations\":[{\"key\":\"k\"}]},\"metadata\":{\"finalizers\":[\"f/g\"]}}");
+    json_t *v = js("{\"spec\":{\"containers\":[{\"name\":\"a\",\"image\":\"x\",\"ports\":[{"
+                   "\"containerPort\":80}],"
+                   "\"args\":[\"1\"]}],\"tolerations\":[{\"key\":\"k\"}]},\"metadata\":{"
+                   "\"finalizers\":[\"f/g\"]}}");
     json_t *s = fieldset_of(types_kind("", "v1", "Pod"), v);
-    assert_json(s, "{\"f:spec\":{\"f:containers\":{\"k:{\\\"name\\\":\\\"a\\\"}\":{\".\":{},\"f:name\":{},\"f:image\":{},"
-                   "\"f:args\":{},\"f:ports\":{\"k:{\\\"containerPort\\\":80,\\\"protocol\\\":\\\"TCP\\\"}\":"
-                   "{\".\":{},\"f:containerPort\":{}}}}},\"f:tolerations\":{}},"
-                   "\"f:metadata\":{\"f:finalizers\":{\"v:\\\"f/g\\\"\":{}}}}");
+    assert_json(
+        s,
+        "{\"f:spec\":{\"f:containers\":{\"k:{\\\"name\\\":\\\"a\\\"}\":{\".\":{},\"f:name\":{},\"f:"
+        "image\":{},"
+        "\"f:args\":{},\"f:ports\":{\"k:{\\\"containerPort\\\":80,\\\"protocol\\\":\\\"TCP\\\"}\":"
+        "{\".\":{},\"f:containerPort\":{}}}}},\"f:tolerations\":{}},"
+        "\"f:metadata\":{\"f:finalizers\":{\"v:\\\"f/g\\\"\":{}}}}");
     json_decref(v);
     json_decref(s);
 }
@@ -54,7 +63,8 @@ static void leaves_of_lists_with_keys_name_their_items(void **state)
 static void a_difference_of_two_values_names_what_changed_and_what_went(void **state)
 {
     (void)state;
-    json_t *a = js("{\"data\":{\"x\":\"1\",\"y\":\"2\"}}"), *b = js("{\"data\":{\"x\":\"3\",\"z\":\"4\"}}");
+    json_t *a = js("{\"data\":{\"x\":\"1\",\"y\":\"2\"}}"),
+           *b = js("{\"data\":{\"x\":\"3\",\"z\":\"4\"}}");
     json_t *changed = json_object(), *removed = json_object();
     fieldset_compare(types_kind("", "v1", "ConfigMap"), a, b, changed, removed);
     assert_json(changed, "{\"f:data\":{\"f:x\":{},\"f:z\":{}}}");
@@ -84,10 +94,12 @@ static void sets_subtract_intersect_and_unite(void **state)
     json_decref(all);
 }
 
-static json_t *apply(const json_t *live, const char *config, const char *manager, bool force, json_t **st)
+static json_t *apply(const json_t *live, const char *config, const char *manager, bool force,
+                     json_t **st)
 {
     struct resource r = pod_resource();
-    struct managed_writer w = {.manager = manager, .sub = "", .now = "2026-01-01T00:00:00Z", .force = force};
+    struct managed_writer w = {
+        .manager = manager, .sub = "", .now = "2026-01-01T00:00:00Z", .force = force};
     json_t *c = js(config), *out = NULL;
     *st = NULL;
     int rc = managed_apply(&r, live, c, &w, &out, st);
@@ -100,8 +112,10 @@ static void an_applier_that_drops_a_field_removes_it_unless_another_owns_it(void
 {
     (void)state;
     json_t *st;
-    json_t *a = apply(NULL, "{\"metadata\":{\"name\":\"p\",\"labels\":{\"x\":\"1\",\"y\":\"2\"}}}", "m1", false, &st);
-    json_t *b = apply(a, "{\"metadata\":{\"name\":\"p\",\"labels\":{\"y\":\"2\"}}}", "m2", false, &st);
+    json_t *a = apply(NULL, "{\"metadata\":{\"name\":\"p\",\"labels\":{\"x\":\"1\",\"y\":\"2\"}}}",
+                      "m1", false, &st);
+    json_t *b =
+        apply(a, "{\"metadata\":{\"name\":\"p\",\"labels\":{\"y\":\"2\"}}}", "m2", false, &st);
     json_t *c = apply(b, "{\"metadata\":{\"name\":\"p\"}}", "m1", false, &st);
     assert_json(json_at(c, "metadata.labels"), "{\"y\":\"2\"}");
     json_t *d = apply(c, "{\"metadata\":{\"name\":\"p\"}}", "m2", false, &st);
@@ -117,7 +131,8 @@ static void another_value_is_a_conflict_and_force_takes_the_field(void **state)
 {
     (void)state;
     json_t *st;
-    json_t *a = apply(NULL, "{\"metadata\":{\"name\":\"p\",\"labels\":{\"x\":\"1\"}}}", "m1", false, &st);
+    json_t *a =
+        apply(NULL, "{\"metadata\":{\"name\":\"p\",\"labels\":{\"x\":\"1\"}}}", "m1", false, &st);
     const char *other = "{\"metadata\":{\"name\":\"p\",\"labels\":{\"x\":\"2\"}}}";
     assert_null(apply(a, other, "m2", false, &st));
     assert_int_equal(json_int_at(st, "code", 0), 409);
@@ -136,9 +151,13 @@ static void items_of_a_list_map_belong_to_who_applied_them(void **state)
 {
     (void)state;
     json_t *st;
-    json_t *a = apply(NULL, "{\"metadata\":{\"name\":\"p\"},\"spec\":{\"containers\":[{\"name\":\"a\",\"image\":\"1\"}]}}",
+    json_t *a = apply(NULL,
+                      "{\"metadata\":{\"name\":\"p\"},\"spec\":{\"containers\":[{\"name\":\"a\","
+                      "\"image\":\"1\"}]}}",
                       "m1", false, &st);
-    json_t *b = apply(a, "{\"metadata\":{\"name\":\"p\"},\"spec\":{\"containers\":[{\"name\":\"b\",\"image\":\"2\"}]}}",
+    json_t *b = apply(a,
+                      "{\"metadata\":{\"name\":\"p\"},\"spec\":{\"containers\":[{\"name\":\"b\","
+                      "\"image\":\"2\"}]}}",
                       "m2", false, &st);
     assert_json(json_at(b, "spec.containers"),
                 "[{\"name\":\"a\",\"image\":\"1\"},{\"name\":\"b\",\"image\":\"2\"}]");
@@ -155,12 +174,15 @@ static void an_update_takes_fields_from_appliers_silently(void **state)
     json_t *st;
     struct resource r = pod_resource();
     struct managed_writer w = {.manager = "edit", .sub = "", .now = "2026-01-02T00:00:00Z"};
-    json_t *a = apply(NULL, "{\"metadata\":{\"name\":\"p\",\"labels\":{\"x\":\"1\",\"y\":\"1\"}}}", "m1", false, &st);
+    json_t *a = apply(NULL, "{\"metadata\":{\"name\":\"p\",\"labels\":{\"x\":\"1\",\"y\":\"1\"}}}",
+                      "m1", false, &st);
     json_t *b = json_deep_copy(a);
     assert_int_equal(json_put(b, "metadata.labels.x", json_string("9")), 0);
     managed_update(&r, a, b, &w);
-    assert_json(json_at(b, "metadata.managedFields.0.fieldsV1"), "{\"f:metadata\":{\"f:labels\":{\"f:y\":{}}}}");
-    assert_json(json_at(b, "metadata.managedFields.1.fieldsV1"), "{\"f:metadata\":{\"f:labels\":{\"f:x\":{}}}}");
+    assert_json(json_at(b, "metadata.managedFields.0.fieldsV1"),
+                "{\"f:metadata\":{\"f:labels\":{\"f:y\":{}}}}");
+    assert_json(json_at(b, "metadata.managedFields.1.fieldsV1"),
+                "{\"f:metadata\":{\"f:labels\":{\"f:x\":{}}}}");
     assert_string_equal(json_str_at(b, "metadata.managedFields.1.operation", ""), "Update");
     json_decref(a);
     json_decref(b);

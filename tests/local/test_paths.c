@@ -45,7 +45,8 @@ static void json_paths_reach_fields_items_and_filtered_items(void **state)
 static void malformed_json_paths_are_refused(void **state)
 {
     (void)state;
-    static const char *const bad[] = {"", "a", ".a[", ".a[?(@.b)]", ".a[x]", "..a", ".a[?(@.b==\"x]"};
+    static const char *const bad[] = {"",      "a",   ".a[",           ".a[?(@.b)]",
+                                      ".a[x]", "..a", ".a[?(@.b==\"x]"};
     struct err e;
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
         assert_int_equal(jsonpath_check(bad[i], &e), -EINVAL);
@@ -66,13 +67,17 @@ static void patch(const char *doc, const char *ops, int rc, const char *want)
 static void json_patches_follow_rfc_6902(void **state)
 {
     (void)state;
-    patch("{\"a\":[1,2]}", "[{\"op\":\"add\",\"path\":\"/a/1\",\"value\":9}]", 0, "{\"a\":[1,9,2]}");
+    patch("{\"a\":[1,2]}", "[{\"op\":\"add\",\"path\":\"/a/1\",\"value\":9}]", 0,
+          "{\"a\":[1,9,2]}");
     patch("{\"a\":[1]}", "[{\"op\":\"add\",\"path\":\"/a/-\",\"value\":9}]", 0, "{\"a\":[1,9]}");
     patch("{\"a/b\":{\"~\":1}}", "[{\"op\":\"remove\",\"path\":\"/a~1b/~0\"}]", 0, "{\"a/b\":{}}");
-    patch("{\"a\":1}", "[{\"op\":\"replace\",\"path\":\"/a\",\"value\":2},{\"op\":\"test\",\"path\":\"/a\",\"value\":2}]", 0,
-          "{\"a\":2}");
+    patch("{\"a\":1}",
+          "[{\"op\":\"replace\",\"path\":\"/a\",\"value\":2},{\"op\":\"test\",\"path\":\"/"
+          "a\",\"value\":2}]",
+          0, "{\"a\":2}");
     patch("{\"a\":1}", "[{\"op\":\"move\",\"from\":\"/a\",\"path\":\"/b\"}]", 0, "{\"b\":1}");
-    patch("{\"a\":1}", "[{\"op\":\"copy\",\"from\":\"/a\",\"path\":\"/b\"}]", 0, "{\"a\":1,\"b\":1}");
+    patch("{\"a\":1}", "[{\"op\":\"copy\",\"from\":\"/a\",\"path\":\"/b\"}]", 0,
+          "{\"a\":1,\"b\":1}");
     patch("{\"a\":1}", "[{\"op\":\"add\",\"path\":\"\",\"value\":[]}]", 0, "[]");
 }
 
@@ -80,7 +85,8 @@ static void a_json_patch_that_fails_changes_nothing(void **state)
 {
     (void)state;
     const char *one = "{\"a\":[1]}";
-    patch(one, "[{\"op\":\"add\",\"path\":\"/b\",\"value\":1},{\"op\":\"remove\",\"path\":\"/c\"}]", -ENOENT, one);
+    patch(one, "[{\"op\":\"add\",\"path\":\"/b\",\"value\":1},{\"op\":\"remove\",\"path\":\"/c\"}]",
+          -ENOENT, one);
     patch(one, "[{\"op\":\"add\",\"path\":\"/a/5\",\"value\":1}]", -ENOENT, one);
     patch(one, "[{\"op\":\"add\",\"path\":\"/a/01\",\"value\":1}]", -ENOENT, one);
     patch(one, "[{\"op\":\"test\",\"path\":\"/a/0\",\"value\":2}]", -ENOENT, one);
@@ -92,7 +98,8 @@ static bool selects(const char *labels, const char *fields, const char *doc)
 {
     static const char *const pod_fields[] = {"status.phase", NULL};
     static const struct kind_ops ops = {.fields = pod_fields};
-    struct resource r = {.group = "", .plural = "pods", .kind = "Pod", .flags = R_NAMESPACED, .ops = &ops};
+    struct resource r = {
+        .group = "", .plural = "pods", .kind = "Pod", .flags = R_NAMESPACED, .ops = &ops};
     struct selector s;
     json_t *st = NULL, *d = js(doc);
     assert_int_equal(selector_parse(&r, labels, fields, &s, &st), 0);
@@ -105,7 +112,8 @@ static bool selects(const char *labels, const char *fields, const char *doc)
 static void label_selectors_are_equality_and_set_based(void **state)
 {
     (void)state;
-    const char *doc = "{\"metadata\":{\"name\":\"n\",\"labels\":{\"a\":\"1\",\"b.io/c\":\"x\"}},\"status\":{\"phase\":\"Running\"}}";
+    const char *doc = "{\"metadata\":{\"name\":\"n\",\"labels\":{\"a\":\"1\",\"b.io/"
+                      "c\":\"x\"}},\"status\":{\"phase\":\"Running\"}}";
     assert_true(selects("a=1", NULL, doc));
     assert_true(selects("a==1,b.io/c!=y", NULL, doc));
     assert_true(selects("a in (1, 2),!d", NULL, doc));
@@ -120,7 +128,8 @@ static void label_selectors_are_equality_and_set_based(void **state)
 static void malformed_selectors_are_refused(void **state)
 {
     (void)state;
-    static const char *const bad[] = {"a in (1", "a in", "=x", "a=1=2", "a b", "-a=1", "a=-x-", "a,,b"};
+    static const char *const bad[] = {"a in (1", "a in", "=x",    "a=1=2",
+                                      "a b",     "-a=1", "a=-x-", "a,,b"};
     struct resource r = {.group = "", .plural = "pods", .kind = "Pod", .flags = R_NAMESPACED};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         struct selector s;
@@ -159,7 +168,8 @@ static void a_protobuf_body_becomes_the_same_json(void **state)
     json_t *d = proto_decode(body, &e);
     if (!d)
         fail_msg("%s", e.msg);
-    json_t *want = js("{\"metadata\":{\"name\":\"a\"},\"data\":{\"x\":\"1\"},\"apiVersion\":\"v1\",\"kind\":\"ConfigMap\"}");
+    json_t *want = js("{\"metadata\":{\"name\":\"a\"},\"data\":{\"x\":\"1\"},\"apiVersion\":\"v1\","
+                      "\"kind\":\"ConfigMap\"}");
     assert_true(json_equal(d, want));
     json_decref(d);
     json_decref(want);
@@ -170,7 +180,8 @@ static void cut_protobuf_bodies_are_refused_or_shorter_but_never_read_past(void 
     (void)state;
     for (size_t n = 0; n < sizeof config_map; n++) {
         struct err e = {0};
-        char *copy = xmalloc(n ? n : 1); /* exact size, so that a sanitizer sees a read past the end */
+        char *copy =
+            xmalloc(n ? n : 1); /* exact size, so that a sanitizer sees a read past the end */
         memcpy(copy, config_map, n);
         json_decref(proto_decode((struct str){copy, n}, &e));
         free(copy);

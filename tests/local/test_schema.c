@@ -226,8 +226,7 @@ static void strategic_merges_follow_the_merge_keys(void **state)
         struct err e = {0};
         struct buf b;
         CLEANUP(json_decrefp)
-        json_t *t = json_loads(cases[i].target, 0, NULL),
-               *p = json_loads(cases[i].patch, 0, NULL);
+        json_t *t = json_loads(cases[i].target, 0, NULL), *p = json_loads(cases[i].patch, 0, NULL);
         buf_init(&b, 65536);
         assert_int_equal(smp_apply(t, p, cases[i].kind, &e), 0);
         assert_int_equal(json_write(t, true, &b), 0);

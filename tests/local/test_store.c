@@ -32,7 +32,8 @@ struct fixture {
 static void open_store(struct fixture *f, uint64_t window)
 {
     struct err e = {0};
-    struct store_config c = {.path = f->path, .event_window = window, .on_event = on_event, .ctx = &f->seen};
+    struct store_config c = {
+        .path = f->path, .event_window = window, .on_event = on_event, .ctx = &f->seen};
     f->seen = (struct seen){0};
     assert_int_equal(store_open(&c, &f->st, &e), 0);
 }
@@ -40,7 +41,7 @@ static void open_store(struct fixture *f, uint64_t window)
 static int setup(void **state)
 {
     struct fixture *f = xcalloc(1, sizeof *f);
-    snprintf(f->dir, sizeof f->dir, "/tmp/baton-store-XXXXXX");
+    snprintf(f->dir, sizeof f->dir, P_tmpdir "/baton-store-XXXXXX");
     assert_non_null(mkdtemp(f->dir));
     snprintf(f->path, sizeof f->path, "%s/store.db", f->dir);
     open_store(f, 16);
@@ -60,8 +61,8 @@ static int teardown(void **state)
 
 static json_t *thing(const char *ns, const char *name, int n)
 {
-    return json_pack("{s:s,s:s,s:{s:s,s:s,s:s},s:i}", "kind", "Thing", "apiVersion", "v1", "metadata", "name",
-                     name, "namespace", ns, "uid", name, "n", n);
+    return json_pack("{s:s,s:s,s:{s:s,s:s,s:s},s:i}", "kind", "Thing", "apiVersion", "v1",
+                     "metadata", "name", name, "namespace", ns, "uid", name, "n", n);
 }
 
 static struct obj *put(struct fixture *f, const char *ns, const char *name, int n)
@@ -86,7 +87,8 @@ static void events_come_at_the_commit_in_order_and_not_before(void **state)
     put(f, "a", "x", 2);
     assert_int_equal(f->seen.n, 0);
     assert_int_equal(store_rv(f->st), 0);
-    assert_int_equal(store_remove(f->st, bucket_get(store_bucket(f->st, "things"), "a", "x"), &e), 0);
+    assert_int_equal(store_remove(f->st, bucket_get(store_bucket(f->st, "things"), "a", "x"), &e),
+                     0);
     commit(f);
     assert_int_equal(f->seen.n, 3);
     assert_int_equal(f->seen.type[0], EVENT_ADDED);
@@ -154,7 +156,8 @@ static void versions_go_on_after_everything_was_compacted(void **state)
     struct err e = {0};
     put(f, "a", "x", 1);
     commit(f);
-    assert_int_equal(store_remove(f->st, bucket_get(store_bucket(f->st, "things"), "a", "x"), &e), 0);
+    assert_int_equal(store_remove(f->st, bucket_get(store_bucket(f->st, "things"), "a", "x"), &e),
+                     0);
     commit(f);
     store_compact(f->st);
     store_close(f->st);
@@ -201,14 +204,16 @@ static void a_commit_that_the_disk_refuses_leaves_memory_as_it_was(void **state)
     commit(f);
     store_close(f->st);
     open_store(f, 16);
-    assert_int_equal(json_int_at(bucket_get(store_bucket(f->st, "things"), "a", "x")->doc, "n", 0), 3);
+    assert_int_equal(json_int_at(bucket_get(store_bucket(f->st, "things"), "a", "x")->doc, "n", 0),
+                     3);
 }
 
 static void the_text_of_an_item_is_the_text_without_its_kind(void **state)
 {
     struct fixture *f = *state;
     struct obj *o = put(f, "a", "x", 1);
-    assert_memory_equal(obj_text(o).p, "{\"kind\":\"Thing\",\"apiVersion\":\"v1\",\"metadata\"", 42);
+    assert_memory_equal(obj_text(o).p, "{\"kind\":\"Thing\",\"apiVersion\":\"v1\",\"metadata\"",
+                        42);
     assert_memory_equal(obj_item_tail(o).p, "\"metadata\":", 11);
 }
 

@@ -50,10 +50,8 @@ static void every_reference_resolves(void **state)
     (void)state;
     const char *name, *field;
     json_t *schema, *prop;
-    json_object_foreach((json_t *)types_components(), name, schema)
-    {
-        json_object_foreach(json_object_get(schema, "properties"), field, prop)
-        {
+    json_object_foreach ((json_t *)types_components(), name, schema) {
+        json_object_foreach (json_object_get(schema, "properties"), field, prop) {
             const json_t *r = types_resolve(prop);
             assert_null(json_object_get(r, "$ref"));
         }
