@@ -1,19 +1,25 @@
-/* Greedy text against llama.cpp's (tests/golden/engine, made by tools/goldens-engine.py). 20 prompts are drawn with a
- * printed seed; SEED=n repeats a draw, GOLDEN_ALL=1 takes every prompt. */
+/* Greedy text against llama.cpp's (tests/golden/engine, made by tools/goldens-engine.py), every prompt of both models.
+ *
+ * llama.cpp rounds activations to 8 bits, which moves its logits by about 0.1 from exact arithmetic, and any change in the
+ * order of its sums moves them as far again: with flash attention on it parts from itself without as often as from us
+ * (`self` in the goldens). So the test asks for what can be asked: that we part from llama.cpp no more often than it does
+ * from itself, give or take a few prompts, and only where its two best logits were near each other. That our own
+ * arithmetic is right is test_score.c's to show. */
 #include "tests/worker/model/runner.h"
 
 #include <jansson.h>
 #include <math.h>
 
-#define DRAWN 20
 #define MAX_PROMPTS 128
 #define N_OUT 64
 #define MAX_PROMPT 256
-#define TIE 0.1 /* a distance of llama.cpp's two best logits at which either may win */
+#define TIE 0.1  /* a distance of llama.cpp's two best logits at which either may win */
+#define FAR 0.5  /* one at which its rounding does not explain a difference */
 
 struct golden {
     uint32_t ids[MAX_PROMPT], n, out[N_OUT];
     double gaps[N_OUT];
+    uint32_t self; /* llama.cpp's own first difference, N_OUT: none */
     bool equal;
     uint32_t at; /* of the first difference */
     uint32_t mine;
@@ -32,7 +38,8 @@ static size_t read_golden(const char *path, struct golden *g)
         json_t *j = json_loads(line, 0, NULL);
         assert_non_null(j);
         json_t *ids = json_object_get(j, "ids"), *out = json_object_get(j, "out"), *gaps = json_object_get(j, "gaps");
-        g[n] = (struct golden){.n = (uint32_t)json_array_size(ids)};
+        g[n] = (struct golden){.n = (uint32_t)json_array_size(ids),
+                               .self = (uint32_t)json_integer_value(json_object_get(j, "self"))};
         assert_true(g[n].n > 0 && g[n].n <= MAX_PROMPT && json_array_size(out) == N_OUT);
         for (size_t i = 0; i < g[n].n; i++)
             g[n].ids[i] = (uint32_t)json_integer_value(json_array_get(ids, i));
@@ -46,20 +53,6 @@ static size_t read_golden(const char *path, struct golden *g)
     free(line);
     fclose(f);
     return n;
-}
-
-static size_t draw(struct golden *g, size_t n, uint64_t seed)
-{
-    struct rng rng = {seed};
-    if (getenv("GOLDEN_ALL"))
-        return n;
-    for (size_t i = 0; i < DRAWN; i++) {
-        size_t j = i + rng_below(&rng, n - i);
-        struct golden t = g[i];
-        g[i] = g[j];
-        g[j] = t;
-    }
-    return DRAWN;
 }
 
 /* Follows llama.cpp's tokens (teacher-forced), so that what comes after a tie is still compared. */
@@ -91,37 +84,40 @@ static void compare(struct runner *r, struct golden *g, uint32_t n)
 static void check(const char *model, const char *golden)
 {
     struct golden *g = calloc(MAX_PROMPTS, sizeof *g);
-    uint64_t seed = runner_seed();
-    size_t all = read_golden(golden, g), n = draw(g, all, seed), equal = 0, far = 0;
-    assert_true(all >= 1);
+    size_t n = read_golden(golden, g), equal = 0, ties = 0, self_equal = 0, self_ties = 0;
+    assert_true(n >= 40);
     struct model *m = runner_model(model, NULL);
     struct runner r;
-    runner_init(&r, m, (uint32_t)n, MAX_PROMPT + N_OUT, 2, MAX_PROMPT, seed);
+    runner_init(&r, m, (uint32_t)n, MAX_PROMPT + N_OUT, 2, MAX_PROMPT, 1);
     compare(&r, g, (uint32_t)n);
     for (size_t i = 0; i < n; i++) {
         equal += g[i].equal;
+        self_equal += g[i].self == N_OUT;
+        self_ties += g[i].self < N_OUT && g[i].gaps[g[i].self] < TIE;
         if (g[i].equal)
             continue;
-        bool tie = g[i].gaps[g[i].at] < TIE;
-        far += !tie;
-        printf("%s: prompt %u,%u,...: token %u is %u, llama.cpp's is %u with %.4f to its second%s\n", model, g[i].ids[0],
-               g[i].ids[1], g[i].at, g[i].mine, g[i].out[g[i].at], g[i].gaps[g[i].at], tie ? "" : " (no tie)");
+        double gap = g[i].gaps[g[i].at];
+        ties += gap < TIE;
+        printf("%s: prompt %u,%u,...: token %u is %u, llama.cpp's is %u with %.4f to its second\n", model, g[i].ids[0],
+               g[i].ids[1], g[i].at, g[i].mine, g[i].out[g[i].at], gap);
+        assert_true(gap < FAR);
     }
-    printf("%s: %zu of %zu equal, %zu differ where llama.cpp has no tie\n", model, equal, n, far);
+    printf("%s: %zu prompts; equal %zu, differing at a tie %zu; llama.cpp against itself: %zu, %zu\n", model, n, equal,
+           ties, self_equal, self_ties);
     runner_fini(&r);
     model_free(m);
     free(g);
-    assert_int_equal(far, 0);
-    assert_true(equal * 4 >= n * 3);
+    assert_true(equal + n / 12 >= self_equal);
+    assert_true(equal + ties + n / 12 >= self_equal + self_ties);
 }
 
-static void smollm2_writes_what_llama_cpp_writes(void **state)
+static void smollm2_parts_from_llama_cpp_no_more_than_it_does_from_itself(void **state)
 {
     (void)state;
     check("SmolLM2-135M-Instruct.Q4_1.gguf", "tests/golden/engine/smollm2-135m.jsonl");
 }
 
-static void gemma3_writes_what_llama_cpp_writes(void **state)
+static void gemma3_parts_from_llama_cpp_no_more_than_it_does_from_itself(void **state)
 {
     (void)state;
     check("gemma-3-270m.Q4_K_M.gguf", "tests/golden/engine/gemma3-270m.jsonl");
@@ -130,8 +126,8 @@ static void gemma3_writes_what_llama_cpp_writes(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(smollm2_writes_what_llama_cpp_writes),
-        cmocka_unit_test(gemma3_writes_what_llama_cpp_writes),
+        cmocka_unit_test(smollm2_parts_from_llama_cpp_no_more_than_it_does_from_itself),
+        cmocka_unit_test(gemma3_parts_from_llama_cpp_no_more_than_it_does_from_itself),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
