@@ -112,8 +112,7 @@ static json_t *read_record(struct kctr *c, int attempt, const char *file)
 static struct proc_id record_id(const json_t *run, const char *member)
 {
     CLEANUP(free_charp)
-    char *pid = xasprintf("%s.pid", member),
-         *start = xasprintf("%s.start", member);
+    char *pid = xasprintf("%s.pid", member), *start = xasprintf("%s.start", member);
     return (struct proc_id){(pid_t)json_int_at(run, pid, 0), (uint64_t)json_int_at(run, start, 0)};
 }
 
@@ -131,6 +130,21 @@ static void set_backoff(struct kctr *c)
     c->backoff_ms = next < BACKOFF_MAX_MS ? next : BACKOFF_MAX_MS;
 }
 
+static void kill_one(struct proc_id id, void *ctx)
+{
+    (void)ctx;
+    if (proc_signal(id, SIGKILL) == 0)
+        log_warn("process of a container without a shim ended", LI("pid", id.pid));
+}
+
+/* The shim was killed before it could clean up: the main process has died with it, what that had
+ * started may not have. */
+static void kill_marked(const struct kctr *c)
+{
+    CLEANUP(free_charp) char *mark = kenv_mark(c);
+    proc_each_with_env(mark, kill_one, NULL);
+}
+
 static void ended(struct kctr *c)
 {
     stop_watching(c);
@@ -138,6 +152,7 @@ static void ended(struct kctr *c)
     json_decref(c->exit);
     c->exit = read_record(c, c->attempt, "exit.json");
     if (!c->exit) {
+        kill_marked(c);
         c->exit =
             json_pack("{s:i, s:i, s:s, s:s, s:I, s:I}", "code", 137, "signal", SIGKILL, "reason",
                       "Error", "message", "the container's shim was killed", "started",
@@ -326,6 +341,8 @@ void kctr_start(struct kctr *c)
         c->attempt++;
     CLEANUP(free_charp) char *dir = kctr_dir(c, c->attempt);
     CLEANUP(free_charp) char *log = xasprintf("%s/log", dir);
+    CLEANUP(free_charp) char *mark = kenv_mark(c);
+    json_array_append_new(env, json_string_nocheck(mark));
     CLEANUP(json_decrefp)
     json_t *spec =
         json_pack("{s:o, s:o, s:s, s:s, s:s, s:I}", "env", env, "argv", argv, "file", file, "cwd",

@@ -254,6 +254,11 @@ static int add_env(struct kctr *c, json_t *env, struct err *e)
     return 0;
 }
 
+char *kenv_mark(const struct kctr *c)
+{
+    return xasprintf("BATON_CONTAINER=%s/%s/%d", c->pod->uid, c->name, c->attempt);
+}
+
 static void add_base_env(struct kctr *c, json_t *env)
 {
     struct kpod *p = c->pod;

@@ -92,7 +92,7 @@ struct kubelet {
     struct kpod *pods;
     json_t *unbound; /* uid -> pod that did not fit */
     uv_timer_t *node_timer, *static_timer, *retry_timer;
-    uint64_t static_stamp;
+    uint64_t static_stamp, heartbeats;
     char *node_uid;
     bool node_registered, node_asked, lease_asked, lease_made, synced, draining, ns_asked;
     uint64_t drain_deadline_ns;
@@ -143,6 +143,8 @@ void kctr_wait(struct kctr *c, const char *reason, const char *fmt, ...) PRINTF_
 void kctr_save(struct kctr *c);
 
 /* kubelet_env.c: argv and environment of a container */
+char *kenv_mark(
+    const struct kctr *c); /* "BATON_CONTAINER=<pod uid>/<name>/<attempt>", in all that it starts */
 int kenv_build(struct kctr *c, json_t **env, json_t **argv, char **file, char **cwd,
                struct err *e) MUST_CHECK;
 /* "$(NAME)" expanded; "$$(NAME)" is literal. env is a list of "K=V". */

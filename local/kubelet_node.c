@@ -9,6 +9,7 @@
 
 #define HEARTBEAT_MS    10000
 #define LEASE_SECONDS   40
+#define STATUS_EVERY    6 /* heartbeats */
 #define LEASE_NAMESPACE "kube-node-lease"
 
 static json_t *now_stamp(int digits)
@@ -174,6 +175,8 @@ static void heartbeat(uv_timer_t *t)
     }
     if (!k->lease_asked)
         renew_lease(k);
+    if (++k->heartbeats % STATUS_EVERY == 0 && !k->node_asked)
+        write_status(k); /* finds out, too, whether somebody has deleted the Node */
     node_retry(k);
     uv_timer_start(t, heartbeat, HEARTBEAT_MS, HEARTBEAT_MS);
 }
@@ -202,18 +205,18 @@ static int64_t pod_memory(const json_t *pod)
 }
 
 /* NULL when the pod fits here, else why not, in the scheduler's words. */
-static char *unfit(struct kubelet *k, const json_t *pod)
+static char *unfit(struct kubelet *k, const json_t *pod, const json_t *node)
 {
     struct kpod *p;
     const char *key;
     json_t *v;
     int64_t used = 0, want = pod_memory(pod), have = (int64_t)host_memory_bytes();
+    if (json_bool_at(node, "spec.unschedulable", false))
+        return xstrdup("0/1 nodes are available: 1 node(s) were unschedulable (kubectl uncordon).");
     json_object_foreach (json_at(pod, "spec.nodeSelector"), key, v) {
-        bool host = strcmp(key, "kubernetes.io/hostname") == 0 &&
-                    strcmp(json_string_value(v), k->node) == 0;
-        bool os =
-            strcmp(key, "kubernetes.io/os") == 0 && strcmp(json_string_value(v), "linux") == 0;
-        if (!host && !os)
+        const char *label =
+            json_string_value(json_object_get(json_at(node, "metadata.labels"), key));
+        if (!label || strcmp(label, json_string_value(v)) != 0)
             return xasprintf(
                 "0/1 nodes are available: 1 node(s) didn't match Pod's node selector (%s=%s).", key,
                 json_string_value(v));
@@ -281,21 +284,9 @@ void node_retry(struct kubelet *k)
         node_bind(k, pod);
 }
 
-/* One node: binding is a check that the pod fits. An unfit pod is looked at again when it changes
- * or room comes free. */
-void node_bind(struct kubelet *k, json_t *pod)
+static void bind_pod(struct kubelet *k, const json_t *pod)
 {
     const char *name = json_str_at(pod, "metadata.name", "");
-    const char *scheduler = json_str_at(pod, "spec.schedulerName", "default-scheduler");
-    if (json_at(pod, "metadata.deletionTimestamp") || strcmp(scheduler, "default-scheduler") != 0 ||
-        json_array_size(json_at(pod, "spec.schedulingGates")) > 0)
-        return;
-    CLEANUP(free_charp) char *why = unfit(k, pod);
-    if (why) {
-        json_object_set(k->unbound, json_str_at(pod, "metadata.uid", ""), pod);
-        say_unschedulable(k, pod, why);
-        return;
-    }
     CLEANUP(free_charp) char *plural = xasprintf("pods/%s/binding", name);
     struct kube_kind kind = {"v1", "Binding", plural, true, NULL};
     CLEANUP(json_decrefp)
@@ -311,4 +302,43 @@ void node_bind(struct kubelet *k, json_t *pod)
     struct err e;
     if (kube_start(k->api, &call, &e))
         log_warn("can't bind a pod", LS("pod", name), LERR(&e));
+}
+
+struct binding {
+    struct kubelet *k;
+    json_t *pod;
+};
+
+static void node_looked(const struct kube_result *r, void *ctx)
+{
+    struct binding *b = ctx;
+    CLEANUP(free_charp) char *why = r->err.code ? NULL : unfit(b->k, b->pod, r->object);
+    if (why || r->err.code)
+        json_object_set(b->k->unbound, json_str_at(b->pod, "metadata.uid", ""), b->pod);
+    if (why)
+        say_unschedulable(b->k, b->pod, why);
+    else if (!r->err.code)
+        bind_pod(b->k, b->pod);
+    json_decref(b->pod);
+    free(b);
+}
+
+/* One node: binding is a check that the pod fits. An unfit pod is looked at again when it changes,
+ * when room comes free and at each heartbeat. */
+void node_bind(struct kubelet *k, json_t *pod)
+{
+    const char *scheduler = json_str_at(pod, "spec.schedulerName", "default-scheduler");
+    if (json_at(pod, "metadata.deletionTimestamp") || strcmp(scheduler, "default-scheduler") != 0 ||
+        json_array_size(json_at(pod, "spec.schedulingGates")) > 0)
+        return;
+    struct binding *b = xcalloc(1, sizeof *b);
+    *b = (struct binding){k, json_incref(pod)};
+    struct kube_call call = {
+        .verb = KUBE_GET, .kind = &kube_nodes, .name = k->node, .done = node_looked, .ctx = b};
+    struct err e;
+    if (kube_start(k->api, &call, &e)) {
+        log_warn("can't look at the node", LERR(&e));
+        json_decref(b->pod);
+        free(b);
+    }
 }

@@ -266,6 +266,31 @@ def test_a_pod_that_does_not_fit_says_so_and_runs_when_there_is_room(cluster):
     assert cluster.get("pod", "huge") is None
 
 
+def test_a_cordoned_node_takes_no_pod_until_it_is_uncordoned(cluster):
+    cluster.kubectl("cordon", "local")
+    try:
+        cluster.pod("corded", ["sleep", "1000"])
+        wait_for(lambda: "unschedulable" in json.dumps(cluster.status("corded")))
+    finally:
+        cluster.kubectl("uncordon", "local")
+    cluster.kubectl("annotate", "pod", "corded", "look=again")
+    cluster.wait_running("corded")
+    cluster.kubectl("delete", "pod", "corded", "--grace-period=1")
+
+
+def test_a_killed_shim_leaves_no_process_and_the_container_restarts(cluster):
+    cluster.pod("shimless", ["sh", "-c", "setsid sleep 1011 & sleep 1012"])
+    cluster.wait_running("shimless")
+    pid = cluster.main_pid("shimless")
+    wait_for(lambda: subprocess.run(["pgrep", "-f", "^sleep 1011"], capture_output=True).returncode == 0)
+    old = subprocess.run(["pgrep", "-f", "^sleep 101[12]"], capture_output=True, text=True).stdout.split()
+    os.kill(int(pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1]), signal.SIGKILL)
+    wait_for(lambda: cluster.container("shimless").get("restartCount") == 1)
+    assert not [p for p in [*old, pid] if alive(int(p))]
+    assert cluster.container("shimless")["lastState"]["terminated"]["exitCode"] == 137
+    cluster.kubectl("delete", "pod", "shimless", "--grace-period=1")
+
+
 def test_a_pod_without_a_command_is_refused_with_advice(cluster):
     cluster.apply({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "imageonly"},
                    "spec": {"containers": [{"name": "main", "image": "nginx"}]}})
