@@ -11,7 +11,7 @@ import pytest
 import wireclient as wc
 from wireclient import LOGPROBS, NO_CACHE, PROMPT_LOGPROBS, Stream, Worker, encode
 
-REQUESTS = int(os.environ.get("BATON_TEST_REQUESTS", "40"))
+REQUESTS = int(os.environ.get("BATON_TEST_REQUESTS", "200"))
 SEED = int(os.environ.get("BATON_TEST_SEED", "20261130"))
 SHM = ("--shm-dir", "/dev/shm")
 VOCAB = 49152
