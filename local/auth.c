@@ -1,5 +1,5 @@
 #include "local/auth.h"
-#include "local/files.h"
+#include "lib/base/file.h"
 
 #include "lib/base/clock.h"
 #include "lib/base/rng.h"

@@ -1,6 +1,6 @@
 #include "local/auth.h"
 #include "local/crd.h"
-#include "local/files.h"
+#include "lib/base/file.h"
 #include "local/gc.h"
 #include "local/spaces.h"
 #include "local/sub.h"

@@ -1,5 +1,5 @@
 #include "local/tls.h"
-#include "local/files.h"
+#include "lib/base/file.h"
 
 #include "lib/base/rng.h"
 

@@ -1,6 +1,7 @@
 /* baton-router: options, start, stop. */
 #include "lib/base/clock.h"
 #include "lib/base/conf.h"
+#include "lib/base/file.h"
 #include "lib/base/log.h"
 #include "router/router.h"
 
@@ -11,6 +12,7 @@
 #include <sys/resource.h>
 
 #define TICK_MS 10
+#define PEM_MAX ((size_t)1 << 20)
 
 static const struct conf_opt options[] = {
     {"--host", "BATON_POD_IP", CONF_STR, CONF(struct options, host), "127.0.0.1", 0, 0,
@@ -99,28 +101,12 @@ static void on_signal(uv_signal_t *s, int number)
     uv_timer_start(&r->drain, on_drained, r->o.drain_seconds * 1000, 0);
 }
 
-static char *read_pem(const char *path, struct err *e)
-{
-    FILE *f = fopen(path, "re");
-    char *text = NULL;
-    size_t n = 0;
-    if (f && getdelim(&text, &n, 0, f) < 0) {
-        free(text);
-        text = NULL;
-    }
-    if (!text)
-        err_set(e, errno ? errno : EINVAL, "%s: %s", path, strerror(errno));
-    if (f)
-        fclose(f);
-    return text;
-}
-
 static int listen_on(struct router *r, const char *host, struct httpd **out, struct err *e)
 {
     CLEANUP(free_charp) char *cert = NULL;
     CLEANUP(free_charp) char *key = NULL;
-    if (*r->o.tls_cert &&
-        (!(cert = read_pem(r->o.tls_cert, e)) || !(key = read_pem(r->o.tls_key, e))))
+    if (*r->o.tls_cert && (!(cert = file_read(r->o.tls_cert, PEM_MAX, e)) ||
+                           !(key = file_read(r->o.tls_key, PEM_MAX, e))))
         return -EINVAL;
     struct httpd_config c = {.loop = &r->loop,
                              .host = host,

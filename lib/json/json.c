@@ -1,10 +1,10 @@
 #include "lib/json/json.h"
 
+#include "lib/base/file.h"
+
 #include <errno.h>
-#include <fcntl.h>
 #include <math.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 /* Nesting is bounded before jansson recurses. Strings are skipped so that brackets inside don't
  * count. */
@@ -50,29 +50,14 @@ json_t *json_parse(struct str text, size_t max_bytes, int max_depth, struct err 
 
 json_t *json_parse_file(const char *path, size_t max_bytes, struct err *e)
 {
-    CLEANUP(close_fdp) int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) {
-        err_set(e, errno, "%s: %s", path, strerror(errno));
-        return NULL;
-    }
     struct buf b;
-    buf_init(&b, max_bytes);
-    char chunk[65536];
-    ssize_t n;
     json_t *o = NULL;
-    while ((n = read(fd, chunk, sizeof chunk)) > 0)
-        if (buf_append(&b, chunk, (size_t)n)) {
-            err_set(e, EMSGSIZE, "%s: larger than the limit of %zu bytes", path, max_bytes);
-            goto out;
-        }
-    if (n < 0) {
-        err_set(e, errno, "%s: %s", path, strerror(errno));
-        goto out;
+    buf_init(&b, max_bytes);
+    if (file_append(path, &b, e) == 0) {
+        o = json_parse(buf_view(&b), max_bytes, 0, e);
+        if (!o)
+            err_wrap(e, "%s", path);
     }
-    o = json_parse(buf_view(&b), max_bytes, 0, e);
-    if (!o && e)
-        err_wrap(e, "%s", path);
-out:
     buf_fini(&b);
     return o;
 }

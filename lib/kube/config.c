@@ -1,11 +1,10 @@
+#include "lib/base/file.h"
 #include "lib/json/view.h"
 #include "lib/kube/client.h"
 #include "lib/kube/yaml.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 #define FILE_MAX (1u << 20)
 #define ACCOUNT  "/var/run/secrets/kubernetes.io/serviceaccount"
@@ -83,24 +82,14 @@ static const void *named(const struct view_list *l, size_t size, const char *nam
 
 static int read_text(const char *path, char **out, struct err *e)
 {
-    CLEANUP(close_fdp) int fd = open(path, O_RDONLY | O_CLOEXEC);
-    char chunk[8192];
-    ssize_t n = 0;
-    struct buf b;
-    if (fd < 0)
-        return err_set(e, errno, "%s: %s", path, strerror(errno));
-    buf_init(&b, FILE_MAX);
-    while ((n = read(fd, chunk, sizeof chunk)) > 0)
-        if (buf_append(&b, chunk, (size_t)n)) {
-            buf_fini(&b);
-            return err_set(e, EMSGSIZE, "%s: larger than 1 MiB", path);
-        }
-    if (n < 0 || b.n == 0) {
-        int err = n < 0 ? errno : EINVAL;
-        buf_fini(&b);
-        return err_set(e, err, "%s: %s", path, n < 0 ? strerror(err) : "the file is empty");
+    char *text = file_read(path, FILE_MAX, e);
+    if (!text)
+        return -EINVAL;
+    if (!*text) {
+        free(text);
+        return err_set(e, EINVAL, "%s: the file is empty", path);
     }
-    *out = buf_take(&b);
+    *out = text;
     return 0;
 }
 

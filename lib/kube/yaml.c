@@ -1,8 +1,8 @@
 #include "lib/kube/yaml.h"
 
+#include "lib/base/file.h"
+
 #include <errno.h>
-#include <fcntl.h>
-#include <unistd.h>
 #include <yaml.h>
 
 struct reader {
@@ -189,25 +189,12 @@ json_t *yaml_parse(struct str text, size_t max_bytes, struct err *e)
     return json_incref(json_array_get(docs, 0));
 }
 
-static int read_file(const char *path, struct buf *b, struct err *e)
-{
-    CLEANUP(close_fdp) int fd = open(path, O_RDONLY | O_CLOEXEC);
-    char chunk[16384];
-    ssize_t n;
-    if (fd < 0)
-        return err_set(e, errno, "%s: %s", path, strerror(errno));
-    while ((n = read(fd, chunk, sizeof chunk)) > 0)
-        if (buf_append(b, chunk, (size_t)n))
-            return err_set(e, EMSGSIZE, "%s: larger than the limit of %zu bytes", path, b->max);
-    return n < 0 ? err_set(e, errno, "%s: %s", path, strerror(errno)) : 0;
-}
-
 json_t *yaml_parse_file(const char *path, size_t max_bytes, struct err *e)
 {
     struct buf b;
     json_t *v = NULL;
     buf_init(&b, max_bytes);
-    if (read_file(path, &b, e) == 0) {
+    if (file_append(path, &b, e) == 0) {
         v = yaml_parse(buf_view(&b), max_bytes, e);
         if (!v)
             err_wrap(e, "%s", path);

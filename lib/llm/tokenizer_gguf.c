@@ -10,7 +10,14 @@
 
 #define MAX_PAIRS (16u << 20)
 
-enum token_type { TOKEN_NORMAL = 1, TOKEN_UNKNOWN, TOKEN_CONTROL, TOKEN_USER_DEFINED, TOKEN_UNUSED, TOKEN_BYTE };
+enum token_type {
+    TOKEN_NORMAL = 1,
+    TOKEN_UNKNOWN,
+    TOKEN_CONTROL,
+    TOKEN_USER_DEFINED,
+    TOKEN_UNUSED,
+    TOKEN_BYTE
+};
 
 struct source {
     struct gguf *g;
@@ -38,8 +45,8 @@ static int read_arrays(struct source *s, struct err *e)
     if (gguf_strs(s->g, "tokenizer.ggml.tokens", &s->tokens, &s->n_tokens) || s->n_tokens == 0)
         return err_set(e, EINVAL, "the file has no vocabulary (tokenizer.ggml.tokens)");
     if (s->n_tokens > TOKENIZER_MAX_VOCAB)
-        return err_set(e, E2BIG, "a vocabulary of %zu tokens is larger than the limit of %u", s->n_tokens,
-                       TOKENIZER_MAX_VOCAB);
+        return err_set(e, E2BIG, "a vocabulary of %zu tokens is larger than the limit of %u",
+                       s->n_tokens, TOKENIZER_MAX_VOCAB);
     int rc = gguf_i64s(s->g, "tokenizer.ggml.token_type", &s->types, &n);
     if (rc != -ENOENT && (rc || n != s->n_tokens))
         return err_set(e, EINVAL, "tokenizer.ggml.token_type doesn't have one entry a token");
@@ -99,7 +106,8 @@ static int key_of(const struct tokenizer *t, struct str tok, int64_t type, struc
     int rc = buf_reserve(out, tok.n);
     if (rc)
         return rc;
-    if (type == TOKEN_CONTROL || type == TOKEN_USER_DEFINED || !bytelevel_decode(tok, out->data, &n))
+    if (type == TOKEN_CONTROL || type == TOKEN_USER_DEFINED ||
+        !bytelevel_decode(tok, out->data, &n))
         return buf_str(out, tok);
     out->n = n;
     return 0;
@@ -132,7 +140,8 @@ static int decode_part(const struct tokenizer *t, struct str part, struct buf *o
     return key_of(t, part, TOKEN_NORMAL, out);
 }
 
-static int add_merge(struct tokenizer *t, struct str line, uint32_t rank, struct buf *l, struct buf *r)
+static int add_merge(struct tokenizer *t, struct str line, uint32_t rank, struct buf *l,
+                     struct buf *r)
 {
     const char *cut = line.n > 1 ? memchr(line.p + 1, ' ', line.n - 1) : NULL;
     if (!cut)
@@ -171,8 +180,9 @@ static int add_merges(struct tokenizer *t, const struct source *s, struct err *e
 }
 
 /* ---- merges from scores (SentencePiece models) ----
- * Every way to cut a token into two tokens is a merge. Order: the better score of the whole first, then the longer left
- * part; so Hugging Face's converter derives them. User-defined tokens count as score 0. */
+ * Every way to cut a token into two tokens is a merge. Order: the better score of the whole first,
+ * then the longer left part; so Hugging Face's converter derives them. User-defined tokens count as
+ * score 0. */
 
 struct derived {
     float score;
@@ -218,16 +228,19 @@ static int derive_token(const struct tokenizer *t, uint32_t id, float score, str
     uint32_t cp;
     int rc = 0;
     if (chars > 512)
-        return 0; /* no token of a trained vocabulary is that long: bounds the work on hostile files */
+        return 0; /* no token of a trained vocabulary is that long: bounds the work on hostile files
+                   */
     for (size_t i = 0; i < k.n && !rc;) {
         i += utf8_next(k.p + i, k.n - i, &cp);
         done++;
         if (i == k.n)
             break;
         uint32_t left = vocab_find(&t->v, (struct str){k.p, i});
-        uint32_t right = left == TOKEN_NONE ? left : vocab_find(&t->v, (struct str){k.p + i, k.n - i});
+        uint32_t right =
+            left == TOKEN_NONE ? left : vocab_find(&t->v, (struct str){k.p + i, k.n - i});
         if (right != TOKEN_NONE)
-            rc = push_derived(l, (struct derived){score, (uint32_t)done, (uint32_t)(chars - done), id, left, right});
+            rc = push_derived(l, (struct derived){score, (uint32_t)done, (uint32_t)(chars - done),
+                                                  id, left, right});
     }
     return rc;
 }

@@ -1,4 +1,5 @@
-/* libFuzzer: the GGUF reader and what is built on it (config, weight image) on arbitrary bytes, through a memory file. */
+/* libFuzzer: the GGUF reader and what is built on it (config, weight image) on arbitrary bytes,
+ * through a memory file. */
 #include "lib/llm/gguf.h"
 #include "worker/model/model.h"
 

@@ -3,6 +3,7 @@
 #include "lib/base/buf.h"
 #include "lib/base/clock.h"
 #include "lib/base/conf.h"
+#include "lib/base/file.h"
 #include "lib/base/metrics.h"
 #include "lib/base/rng.h"
 
@@ -10,6 +11,8 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <stdlib.h>
+#include <unistd.h>
 #include <cmocka.h>
 
 static void numbers_out_of_bounds_leave_the_output_alone(void **state)
@@ -136,6 +139,25 @@ static void metrics_are_exposed_in_prometheus_text(void **state)
     buf_fini(&b);
 }
 
+static void files_are_read_within_bounds_and_replaced_whole(void **state)
+{
+    char dir[] = "/tmp/baton-test-XXXXXX";
+    struct err e = {0};
+    (void)state;
+    assert_non_null(mkdtemp(dir));
+    CLEANUP(free_charp) char *path = xasprintf("%s/f", dir);
+    assert_null(file_read(path, 10, &e));
+    assert_int_equal(e.code, ENOENT);
+    assert_int_equal(file_write(path, STR("0123456789"), 0600, &e), 0);
+    assert_int_equal(file_write(path, STR("abcdefghij"), 0600, &e), 0);
+    CLEANUP(free_charp) char *text = file_read(path, 10, &e);
+    assert_string_equal(text, "abcdefghij");
+    assert_null(file_read(path, 9, &e));
+    assert_int_equal(e.code, EMSGSIZE);
+    unlink(path);
+    rmdir(dir);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -147,6 +169,7 @@ int main(void)
         cmocka_unit_test(counter_based_numbers_depend_on_every_argument),
         cmocka_unit_test(options_are_parsed_bounded_and_named_in_errors),
         cmocka_unit_test(metrics_are_exposed_in_prometheus_text),
+        cmocka_unit_test(files_are_read_within_bounds_and_replaced_whole),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

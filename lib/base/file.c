@@ -1,6 +1,4 @@
-#include "local/files.h"
-
-#include "lib/base/buf.h"
+#include "lib/base/file.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -9,27 +7,30 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-char *file_read(const char *path, size_t max_bytes, struct err *e)
+int file_append(const char *path, struct buf *out, struct err *e)
 {
     CLEANUP(close_fdp) int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) {
-        err_set(e, errno, "%s: %s", path, strerror(errno));
-        return NULL;
+    char chunk[16384];
+    ssize_t n;
+    if (fd < 0)
+        return err_set(e, errno, "%s: %s", path, strerror(errno));
+    while ((n = read(fd, chunk, sizeof chunk)) != 0) {
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return err_set(e, errno, "%s: %s", path, strerror(errno));
+        if (buf_append(out, chunk, (size_t)n))
+            return err_set(e, EMSGSIZE, "%s: larger than the limit of %zu bytes", path, out->max);
     }
+    return 0;
+}
+
+char *file_read(const char *path, size_t max_bytes, struct err *e)
+{
     struct buf b;
     buf_init(&b, max_bytes);
-    char chunk[8192];
-    ssize_t n;
-    int rc = buf_append(&b, "", 0);
-    while (!rc && (n = read(fd, chunk, sizeof chunk)) != 0) {
-        if (n < 0)
-            rc = -errno;
-        else
-            rc = buf_append(&b, chunk, (size_t)n);
-    }
-    if (!rc)
+    if (file_append(path, &b, e) == 0)
         return buf_take(&b);
-    err_set(e, -rc, "%s: %s", path, strerror(-rc));
     buf_fini(&b);
     return NULL;
 }

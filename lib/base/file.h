@@ -1,0 +1,12 @@
+/* file.h: whole small files, bounded. Writing is atomic (temporary file, fsync, rename). Blocking.
+ */
+#pragma once
+#include "lib/base/buf.h"
+
+#include <sys/types.h>
+
+/* Appends the file's bytes to out; -EMSGSIZE when they don't fit into out->max. */
+int file_append(const char *path, struct buf *out, struct err *e) MUST_CHECK;
+/* Heap, NUL-terminated; NULL with *e. */
+char *file_read(const char *path, size_t max_bytes, struct err *e);
+int file_write(const char *path, struct str text, mode_t mode, struct err *e) MUST_CHECK;
