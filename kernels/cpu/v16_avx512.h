@@ -13,7 +13,7 @@ typedef __m512i v16i;
 
 INLINE __mmask16 first_n(uint32_t n)
 {
-    return n >= 16 ? (__mmask16)0xffff : (__mmask16)((1u << n) - 1);
+    return (__mmask16)(n >= 16 ? 0xffffu : (1u << n) - 1);
 }
 
 INLINE v16 v_set1(float f) { return _mm512_set1_ps(f); }
