@@ -32,7 +32,7 @@ static const struct conf_prog prog = {
     "baton status",
     "Shows deployments, workers by role, queues, KV use and tokens/s; live until Ctrl-C. Works "
     "with any cluster: set\n"
-    "BATON_KUBECONFIG and --router when it is not the one that `baton up` started.",
+    "BATON_KUBECONFIG or KUBECONFIG and --router when it is not the one that `baton up` started.",
     "[options]", options};
 
 static json_t *list(struct kube_client *k, const struct kube_kind *kind, struct err *e)
@@ -323,11 +323,13 @@ static int open_client(const struct cluster *c, struct kube_client **k, struct e
 {
     struct kube_config kc;
     const char *other = getenv("BATON_KUBECONFIG");
+    bool own = (!other || !*other) && access(c->kubeconfig, R_OK) == 0;
+    if (own)
+        return cluster_client(c, k, e);
     if (!other || !*other)
-        return access(c->kubeconfig, R_OK)
-                   ? err_set(e, ENOENT, "there is no cluster in %s: start one with `baton up`",
-                             c->dir)
-                   : cluster_client(c, k, e);
+        other = getenv("KUBECONFIG"); /* as kubectl, whose plugin this may be */
+    if (!other || !*other)
+        return err_set(e, ENOENT, "there is no cluster in %s: start one with `baton up`", c->dir);
     int r = kube_config_load(other, &kc, e);
     if (r)
         return r;

@@ -278,5 +278,6 @@ int shim_main(void)
     int sig = by_signal ? WTERMSIG(s.status) : 0;
     int code = by_signal ? 128 + sig : WEXITSTATUS(s.status);
     write_exit(&s, code, sig, code == 0 ? "Completed" : "Error", code == 0 ? "" : s.last_line);
+    json_decref(s.spec);
     return 0;
 }
