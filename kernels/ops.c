@@ -25,7 +25,7 @@ void mat_shape(enum mat_form form, uint32_t rows, uint32_t cols, struct mat_shap
         uint32_t code, scale, min;
     } sizes[] = {
         [MAT_N4] = {256, 32, 0},     [MAT_N4M] = {256, 32, 32}, [MAT_N4MF] = {256, 64, 64},
-        [MAT_I8] = {512, 32, 0},     [MAT_I8M] = {512, 32, 32},  [MAT_I8MF] = {512, 64, 64},
+        [MAT_I8] = {512, 32, 0},     [MAT_I8M] = {512, 32, 32}, [MAT_I8MF] = {512, 64, 64},
         [MAT_I8B16] = {512, 128, 0},
     };
     ASSERT(mat_form_ok(form));

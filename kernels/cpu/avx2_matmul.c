@@ -1,5 +1,5 @@
-/* Matrix products, AVX2. Byte products go through vpmaddubsw, whose 16-bit sums must not saturate: codes below 128 are used
- * as they are, codes around the zero 128 as below. Bits are those of
+/* Matrix products, AVX2. Byte products go through vpmaddubsw, whose 16-bit sums must not saturate:
+ * codes below 128 are used as they are, codes around the zero 128 as below. Bits are those of
  * scalar_matmul.c. */
 #include "kernels/cpu/v16_avx2.h"
 
@@ -7,8 +7,8 @@ struct sums {
     v16i h, l;
 };
 
-/* acc += 16 rows x 4 columns of codes times 4 activations. `zero128`: codes are w + 128; w x is |w| times x with w's sign,
- * at most 2 x 128 x 127 = 32,512. */
+/* acc += 16 rows x 4 columns of codes times 4 activations. `zero128`: codes are w + 128; w x is |w|
+ * times x with w's sign, at most 2 x 128 x 127 = 32,512. */
 INLINE __m256i dot_half(__m256i acc, __m256i w, __m256i x, bool zero128)
 {
     if (zero128) {
@@ -54,7 +54,8 @@ INLINE v16i high_nibbles(v16i x)
 }
 
 /* Products of quads [v0, v1) of one block. */
-INLINE struct sums block_dot(const uint8_t *rec, bool nibbles, bool zero128, const int8_t *codes, int v0, int v1)
+INLINE struct sums block_dot(const uint8_t *rec, bool nibbles, bool zero128, const int8_t *codes,
+                             int v0, int v1)
 {
     struct sums s = {vi_set1(0), vi_set1(0)};
     for (int v = v0; v < v1; v++) {
@@ -84,8 +85,8 @@ INLINE v16 finish(struct sums s, int32_t correction, v16 scale, float act, v16 o
 }
 
 /* One group of rows, one token. */
-INLINE v16 group_token(enum mat_form form, const uint8_t *rec, const struct mat_shape *s, const int8_t *codes,
-                       const struct act_block *xb)
+INLINE v16 group_token(enum mat_form form, const uint8_t *rec, const struct mat_shape *s,
+                       const int8_t *codes, const struct act_block *xb)
 {
     const bool f32 = form == MAT_N4MF || form == MAT_I8MF || form == MAT_I8B16;
     const bool nibbles = form == MAT_N4 || form == MAT_N4M || form == MAT_N4MF;
@@ -97,19 +98,21 @@ INLINE v16 group_token(enum mat_form form, const uint8_t *rec, const struct mat_
         if (form == MAT_I8B16) {
             for (int half = 0; half < 2; half++)
                 out = finish(block_dot(block, false, true, codes, half * 4, half * 4 + 4), 0,
-                             scales_at(rec + s->scales_at, true, b * 2 + (uint32_t)half), xb->scale, out);
+                             scales_at(rec + s->scales_at, true, b * 2 + (uint32_t)half), xb->scale,
+                             out);
             continue;
         }
-        out = finish(block_dot(block, nibbles, zero128, codes, 0, 8), form == MAT_N4 ? 8 * xb->neg_sum : 0,
-                     scales_at(rec + s->scales_at, f32, b), xb->scale, out);
+        out = finish(block_dot(block, nibbles, zero128, codes, 0, 8),
+                     form == MAT_N4 ? 8 * xb->neg_sum : 0, scales_at(rec + s->scales_at, f32, b),
+                     xb->scale, out);
         if (minima)
             out = v_fma(scales_at(rec + s->mins_at, f32, b), v_set1(xb->scaled_sum), out);
     }
     return out;
 }
 
-INLINE void groups(enum mat_form form, const struct mat *m, uint32_t g0, uint32_t g1, const struct acts *x, uint32_t n,
-                   float *y, size_t ldy)
+INLINE void groups(enum mat_form form, const struct mat *m, uint32_t g0, uint32_t g1,
+                   const struct acts *x, uint32_t n, float *y, size_t ldy)
 {
     struct mat_shape s;
     mat_shape(form, m->rows, m->cols, &s);
@@ -123,7 +126,8 @@ INLINE void groups(enum mat_form form, const struct mat *m, uint32_t g0, uint32_
     }
 }
 
-void avx2_matmul(const struct mat *m, uint32_t g0, uint32_t g1, const struct acts *x, uint32_t n, float *y, size_t ldy)
+void avx2_matmul(const struct mat *m, uint32_t g0, uint32_t g1, const struct acts *x, uint32_t n,
+                 float *y, size_t ldy)
 {
     switch (m->form) {
     case MAT_N4: groups(MAT_N4, m, g0, g1, x, n, y, ldy); break;

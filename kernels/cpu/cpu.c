@@ -25,8 +25,8 @@ static bool has_avx512(void)
 static bool has_avx2(void)
 {
     uint32_t a, b, c = 0, d;
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __get_cpuid(1, &a, &b, &c, &d) &&
-           (c & bit_F16C);
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+           __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
 }
 #endif
 

@@ -1,5 +1,5 @@
-/* scalar.h: the reference backend, one operation a function in plain C (internal to kernels/cpu). It defines the bits; the
- * vector backends reproduce them. See kernels/ops.h for the arithmetic. */
+/* scalar.h: the reference backend, one operation a function in plain C (internal to kernels/cpu).
+ * It defines the bits; the vector backends reproduce them. See kernels/ops.h for the arithmetic. */
 #pragma once
 #include "kernels/ops.h"
 
@@ -10,8 +10,8 @@ extern const struct kernel_ops scalar_ops;
 
 void scalar_rms_norm(const float *x, const float *w, float eps, uint32_t n, float *y);
 void scalar_quantize(const float *x, uint32_t n, int8_t *codes, struct act_block *blocks);
-void scalar_matmul(const struct mat *m, uint32_t g0, uint32_t g1, const struct acts *x, uint32_t n, float *y,
-                   size_t ldy);
+void scalar_matmul(const struct mat *m, uint32_t g0, uint32_t g1, const struct acts *x, uint32_t n,
+                   float *y, size_t ldy);
 void scalar_swiglu(const float *gate, const float *up, uint32_t n, float *out);
 void scalar_geglu(const float *gate, const float *up, uint32_t n, float *out);
 void scalar_add(float *x, const float *y, uint32_t n);
@@ -21,8 +21,8 @@ void scalar_to_f16(const float *x, uint16_t *out, uint32_t n);
 float scalar_max(const float *x, uint32_t n);
 double scalar_sum_exp(const float *x, float max, uint32_t n);
 
-/* exp by Cody and Waite's reduction and a polynomial of degree 6 (Cephes' coefficients), within 2 units in the last place;
- * 0 below -87.3365 and for NaN. */
+/* exp by Cody and Waite's reduction and a polynomial of degree 6 (Cephes' coefficients), within 2
+ * units in the last place; 0 below -87.3365 and for NaN. */
 static inline float scalar_exp(float x)
 {
     if (!(x > -87.3365f))

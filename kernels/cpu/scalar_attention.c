@@ -1,4 +1,5 @@
-/* Attention over paged KV: windows of 32 positions, online softmax (Milakov and Gimelshein, arXiv 1805.02867). */
+/* Attention over paged KV: windows of 32 positions, online softmax (Milakov and Gimelshein, arXiv
+ * 1805.02867). */
 #include "kernels/cpu/scalar.h"
 
 struct state {

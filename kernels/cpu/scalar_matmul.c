@@ -26,7 +26,8 @@ static void quantize_block(const float *x, uint32_t n, int8_t *codes, struct act
 void scalar_quantize(const float *x, uint32_t n, int8_t *codes, struct act_block *blocks)
 {
     for (uint32_t i = 0; i < n; i += BLOCK_COLS)
-        quantize_block(x + i, n - i < BLOCK_COLS ? n - i : BLOCK_COLS, codes + (size_t)i * 2, &blocks[i / BLOCK_COLS]);
+        quantize_block(x + i, n - i < BLOCK_COLS ? n - i : BLOCK_COLS, codes + (size_t)i * 2,
+                       &blocks[i / BLOCK_COLS]);
 }
 
 static float scale_at(const uint8_t *p, bool f32, size_t i)
@@ -61,8 +62,8 @@ static int32_t dot(const int32_t *w, const int8_t *x, uint32_t from, uint32_t to
     return h * 128 + l;
 }
 
-static float quantised_row(const struct mat *m, const struct mat_shape *s, const uint8_t *rec, uint32_t lane,
-                           const int8_t *codes, const struct act_block *xb)
+static float quantised_row(const struct mat *m, const struct mat_shape *s, const uint8_t *rec,
+                           uint32_t lane, const int8_t *codes, const struct act_block *xb)
 {
     bool f32 = s->scale_bytes >= 64, nibbles = s->code_bytes == 256;
     int32_t zero = m->form == MAT_N4 ? 8 : s->mins_at ? 0 : 128;
@@ -72,7 +73,8 @@ static float quantised_row(const struct mat *m, const struct mat_shape *s, const
         row_codes(rec + (size_t)b * s->code_bytes, nibbles, lane, w);
         if (m->form == MAT_I8B16) {
             for (uint32_t half = 0; half < 2; half++) {
-                int32_t i = dot(w, codes, half * 16, half * 16 + 16) + zero * (half ? xb->neg_sum - xb->neg_low : xb->neg_low);
+                int32_t i = dot(w, codes, half * 16, half * 16 + 16) +
+                            zero * (half ? xb->neg_sum - xb->neg_low : xb->neg_low);
                 float d = scale_at(rec + s->scales_at, true, (b * 2u + half) * 16u + lane);
                 acc = fmaf((float)i, d * xb->scale, acc);
             }
@@ -103,8 +105,8 @@ static float float_row(const struct mat *m, const uint8_t *rec, uint32_t lane, c
     return acc;
 }
 
-void scalar_matmul(const struct mat *m, uint32_t g0, uint32_t g1, const struct acts *x, uint32_t n, float *y,
-                   size_t ldy)
+void scalar_matmul(const struct mat *m, uint32_t g0, uint32_t g1, const struct acts *x, uint32_t n,
+                   float *y, size_t ldy)
 {
     struct mat_shape s;
     mat_shape(m->form, m->rows, m->cols, &s);
@@ -114,9 +116,10 @@ void scalar_matmul(const struct mat *m, uint32_t g0, uint32_t g1, const struct a
         uint32_t lane = row % GROUP_ROWS;
         for (uint32_t t = 0; t < n; t++) {
             size_t at = (size_t)t * x->n_blocks;
-            y[t * ldy + row] = is_float ? float_row(m, rec, lane, x->x + t * x->ldx)
-                                        : quantised_row(m, &s, rec, lane, x->codes + at * ACT_BLOCK_BYTES,
-                                                        x->blocks + at);
+            y[t * ldy + row] = is_float
+                                   ? float_row(m, rec, lane, x->x + t * x->ldx)
+                                   : quantised_row(m, &s, rec, lane,
+                                                   x->codes + at * ACT_BLOCK_BYTES, x->blocks + at);
         }
     }
 }

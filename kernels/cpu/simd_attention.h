@@ -1,6 +1,6 @@
-/* simd_attention.h: attention over paged KV. For each window of 32 positions K is turned into [dim][position] and V into f32
- * once, then all queries of the unit pass over them. Bits are those of scalar_attention.c. Compiled once a backend, after
- * its v16_*.h. */
+/* simd_attention.h: attention over paged KV. For each window of 32 positions K is turned into
+ * [dim][position] and V into f32 once, then all queries of the unit pass over them. Bits are those
+ * of scalar_attention.c. Compiled once a backend, after its v16_*.h. */
 #include "kernels/cpu/simd_exp.h"
 
 #include <math.h>
@@ -26,7 +26,8 @@ _Static_assert(sizeof(struct query) == 16, "attn_scratch_floats counts four word
 
 INLINE v16 kv_load(const uint8_t *p, bool f32, size_t i)
 {
-    return f32 ? v_load((const float *)(const void *)p + i) : v_load_f16((const uint16_t *)(const void *)p + i);
+    return f32 ? v_load((const float *)(const void *)p + i)
+               : v_load_f16((const uint16_t *)(const void *)p + i);
 }
 
 static void load_keys(const struct unit *u, const uint8_t *k, uint32_t n)
@@ -95,10 +96,12 @@ static void softmax(const struct unit *u, uint32_t i, uint32_t base)
 {
     struct query *s = &u->queries[i];
     float *p = u->p + (size_t)i * ATTN_WINDOW;
-    uint32_t t0 = s->lo > base ? s->lo - base : 0, t1 = s->hi - base < ATTN_WINDOW ? s->hi - base : ATTN_WINDOW;
+    uint32_t t0 = s->lo > base ? s->lo - base : 0,
+             t1 = s->hi - base < ATTN_WINDOW ? s->hi - base : ATTN_WINDOW;
     uint32_t seen = (t1 == 32 ? ~0u : (1u << t1) - 1) & ~((1u << t0) - 1);
     const v16 none = v_set1(-INFINITY);
-    v16 lo = v_choose(seen & 0xffff, v_load(p), none), hi = v_choose(seen >> 16, v_load(p + 16), none);
+    v16 lo = v_choose(seen & 0xffff, v_load(p), none),
+        hi = v_choose(seen >> 16, v_load(p + 16), none);
     float max = v_max_of(v_max(lo, hi));
     max = max > s->max ? max : s->max;
     lo = v_exp(v_sub(lo, v_set1(max)));
@@ -110,16 +113,17 @@ static void softmax(const struct unit *u, uint32_t i, uint32_t base)
     s->max = max;
 }
 
-/* out = out x factor + p V for n queries and `w` vectors of dims from d; positions [t0, t1) of the window. */
-INLINE void weighted(const struct unit *u, uint32_t first, uint32_t n, uint32_t d, uint32_t w, uint32_t t0, uint32_t t1)
+/* out = out x factor + p V for n queries and `w` vectors of dims from d; positions [t0, t1) of the
+ * window. */
+INLINE void weighted(const struct unit *u, uint32_t first, uint32_t n, uint32_t d, uint32_t w,
+                     uint32_t t0, uint32_t t1)
 {
     v16 acc[Q][4];
     UNROLL
     for (uint32_t i = 0; i < n; i++)
         UNROLL
-        for (uint32_t j = 0; j < w; j++)
-            acc[i][j] = v_mul(v_load(out_at(u, first + i) + d + j * 16),
-                                      v_set1(u->factor[first + i]));
+    for (uint32_t j = 0; j < w; j++)
+        acc[i][j] = v_mul(v_load(out_at(u, first + i) + d + j * 16), v_set1(u->factor[first + i]));
     for (uint32_t t = t0; t < t1; t++) {
         const float *v = u->v + (size_t)t * u->a->head_dim + d;
         UNROLL
@@ -133,8 +137,8 @@ INLINE void weighted(const struct unit *u, uint32_t first, uint32_t n, uint32_t 
     UNROLL
     for (uint32_t i = 0; i < n; i++)
         UNROLL
-        for (uint32_t j = 0; j < w; j++)
-            v_store(out_at(u, first + i) + d + j * 16, acc[i][j]);
+    for (uint32_t j = 0; j < w; j++)
+        v_store(out_at(u, first + i) + d + j * 16, acc[i][j]);
 }
 
 INLINE void window_queries(const struct unit *u, uint32_t first, uint32_t n, uint32_t base)
@@ -187,11 +191,13 @@ void ISA(attention)(const struct attn *a)
     u.factor = (float *)(void *)(u.queries + u.n);
     for (uint32_t i = 0; i < u.n; i++) {
         uint32_t hi = a->start + i / a->group + 1;
-        u.queries[i] = (struct query){-INFINITY, 0, a->window && hi > a->window ? hi - a->window : 0, hi};
+        u.queries[i] =
+            (struct query){-INFINITY, 0, a->window && hi > a->window ? hi - a->window : 0, hi};
         memset(out_at(&u, i), 0, a->head_dim * sizeof(float));
     }
     uint32_t end = a->start + a->rows;
-    for (uint32_t base = u.queries[0].lo / ATTN_WINDOW * ATTN_WINDOW; base < end; base += ATTN_WINDOW)
+    for (uint32_t base = u.queries[0].lo / ATTN_WINDOW * ATTN_WINDOW; base < end;
+         base += ATTN_WINDOW)
         window(&u, base);
     for (uint32_t i = 0; i < u.n; i++)
         ISA(scale)(out_at(&u, i), 1.0f / u.queries[i].sum, a->head_dim);

@@ -1,4 +1,5 @@
-/* simd_exp.h: scalar_exp (kernels/cpu/scalar.h) for sixteen floats, with the same bits. Included after a v16_*.h. */
+/* simd_exp.h: scalar_exp (kernels/cpu/scalar.h) for sixteen floats, with the same bits. Included
+ * after a v16_*.h. */
 #pragma once
 
 INLINE v16 v_exp(v16 x)

@@ -1,5 +1,5 @@
-/* simd_matmul_float.h: products with F32, F16 and BF16 matrices: fma over the columns in order. Compiled once a backend,
- * after its v16_*.h. */
+/* simd_matmul_float.h: products with F32, F16 and BF16 matrices: fma over the columns in order.
+ * Compiled once a backend, after its v16_*.h. */
 
 #define TOKENS 8u
 
@@ -12,8 +12,8 @@ INLINE v16 weights(enum mat_form form, const uint8_t *rec, uint32_t k)
 }
 
 /* One group of rows by up to 8 tokens (nt is a constant where it is 8). */
-INLINE void tile(enum mat_form form, const uint8_t *rec, uint32_t cols, const float *x, size_t ldx, uint32_t nt,
-                 float *y, size_t ldy, uint32_t rows)
+INLINE void tile(enum mat_form form, const uint8_t *rec, uint32_t cols, const float *x, size_t ldx,
+                 uint32_t nt, float *y, size_t ldy, uint32_t rows)
 {
     v16 acc[TOKENS];
     UNROLL
@@ -30,8 +30,8 @@ INLINE void tile(enum mat_form form, const uint8_t *rec, uint32_t cols, const fl
         v_store_n(y + t * ldy, acc[t], rows);
 }
 
-INLINE void groups(enum mat_form form, const struct mat *m, uint32_t g0, uint32_t g1, const struct acts *x, uint32_t n,
-                   float *y, size_t ldy)
+INLINE void groups(enum mat_form form, const struct mat *m, uint32_t g0, uint32_t g1,
+                   const struct acts *x, uint32_t n, float *y, size_t ldy)
 {
     struct mat_shape s;
     mat_shape(form, m->rows, m->cols, &s);
@@ -40,14 +40,16 @@ INLINE void groups(enum mat_form form, const struct mat *m, uint32_t g0, uint32_
         uint32_t rows = m->rows - g * GROUP_ROWS;
         uint32_t t = 0;
         for (; t + TOKENS <= n; t += TOKENS)
-            tile(form, rec, m->cols, x->x + t * x->ldx, x->ldx, TOKENS, y + t * ldy + g * GROUP_ROWS, ldy, rows);
+            tile(form, rec, m->cols, x->x + t * x->ldx, x->ldx, TOKENS,
+                 y + t * ldy + g * GROUP_ROWS, ldy, rows);
         for (; t < n; t++)
-            tile(form, rec, m->cols, x->x + t * x->ldx, x->ldx, 1, y + t * ldy + g * GROUP_ROWS, ldy, rows);
+            tile(form, rec, m->cols, x->x + t * x->ldx, x->ldx, 1, y + t * ldy + g * GROUP_ROWS,
+                 ldy, rows);
     }
 }
 
-void ISA(matmul_float)(const struct mat *m, uint32_t g0, uint32_t g1, const struct acts *x, uint32_t n,
-                         float *y, size_t ldy)
+void ISA(matmul_float)(const struct mat *m, uint32_t g0, uint32_t g1, const struct acts *x,
+                       uint32_t n, float *y, size_t ldy)
 {
     if (m->form == MAT_F32)
         groups(MAT_F32, m, g0, g1, x, n, y, ldy);

@@ -1,5 +1,5 @@
-/* simd_rows.h: operations on rows over sixteen lanes; bits are those of scalar_rows.c and scalar_quantize. Compiled once a
- * backend, after its v16_*.h. */
+/* simd_rows.h: operations on rows over sixteen lanes; bits are those of scalar_rows.c and
+ * scalar_quantize. Compiled once a backend, after its v16_*.h. */
 #include "kernels/cpu/simd_exp.h"
 
 #include <math.h>
@@ -97,7 +97,8 @@ void ISA(quantize)(const float *x, uint32_t n, int8_t *codes, struct act_block *
         uint32_t left = n - i;
         v16 a = v_load_n(x + i, left), b = left > 16 ? v_load_n(x + i + 16, left - 16) : v_set1(0);
         float max = v_max_of(v_max(v_abs(b), v_max(v_abs(a), v_set1(0))));
-        float inv = max > 1e-30f ? ACT_STEPS / max : 0.0f, scale = inv > 0.0f ? max / ACT_STEPS : 0.0f;
+        float inv = max > 1e-30f ? ACT_STEPS / max : 0.0f,
+              scale = inv > 0.0f ? max / ACT_STEPS : 0.0f;
         v16i qa = quantize_16(a, v_set1(inv), codes), qb = quantize_16(b, v_set1(inv), codes + 16);
         int32_t low = vi_sum(qa), sum = low + vi_sum(qb);
         blocks[i / BLOCK_COLS] = (struct act_block){

@@ -1,4 +1,5 @@
-/* v16_avx2.h: sixteen floats or integers in pairs of AVX2 registers (with FMA and F16C); see v16_avx512.h. */
+/* v16_avx2.h: sixteen floats or integers in pairs of AVX2 registers (with FMA and F16C); see
+ * v16_avx512.h. */
 #pragma once
 #include "kernels/cpu/simd.h"
 
@@ -14,8 +15,14 @@ typedef struct {
     __m256i a, b;
 } v16i;
 
-INLINE v16 v_set1(float f) { return (v16){_mm256_set1_ps(f), _mm256_set1_ps(f)}; }
-INLINE v16 v_load(const float *p) { return (v16){_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+INLINE v16 v_set1(float f)
+{
+    return (v16){_mm256_set1_ps(f), _mm256_set1_ps(f)};
+}
+INLINE v16 v_load(const float *p)
+{
+    return (v16){_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)};
+}
 INLINE void v_store(float *p, v16 v)
 {
     _mm256_storeu_ps(p, v.a);
@@ -42,13 +49,34 @@ INLINE void v_store_n(float *p, v16 v, uint32_t n)
     memcpy(p, t, n * sizeof *t);
 }
 
-INLINE v16 v_add(v16 x, v16 y) { return (v16){_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
-INLINE v16 v_sub(v16 x, v16 y) { return (v16){_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
-INLINE v16 v_mul(v16 x, v16 y) { return (v16){_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
-INLINE v16 v_div(v16 x, v16 y) { return (v16){_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
-INLINE v16 v_fma(v16 x, v16 y, v16 z) { return (v16){_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
-INLINE v16 v_min(v16 x, v16 y) { return (v16){_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
-INLINE v16 v_max(v16 x, v16 y) { return (v16){_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
+INLINE v16 v_add(v16 x, v16 y)
+{
+    return (v16){_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)};
+}
+INLINE v16 v_sub(v16 x, v16 y)
+{
+    return (v16){_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)};
+}
+INLINE v16 v_mul(v16 x, v16 y)
+{
+    return (v16){_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)};
+}
+INLINE v16 v_div(v16 x, v16 y)
+{
+    return (v16){_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)};
+}
+INLINE v16 v_fma(v16 x, v16 y, v16 z)
+{
+    return (v16){_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)};
+}
+INLINE v16 v_min(v16 x, v16 y)
+{
+    return (v16){_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)};
+}
+INLINE v16 v_max(v16 x, v16 y)
+{
+    return (v16){_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)};
+}
 
 INLINE v16 v_abs(v16 x)
 {
@@ -105,13 +133,15 @@ INLINE v16 v_load_f16(const uint16_t *p)
 INLINE v16 v_load_bf16(const uint16_t *p)
 {
     const __m128i *q = (const __m128i *)(const void *)p;
-    return (v16){_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(q)), 16)),
-                 _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(q + 1)), 16))};
+    return (v16){
+        _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(q)), 16)),
+        _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(q + 1)), 16))};
 }
 
 INLINE void v_store_f16_n(uint16_t *p, v16 v, uint32_t n)
 {
-    __m128i h[2] = {_mm256_cvtps_ph(v.a, _MM_FROUND_TO_NEAREST_INT), _mm256_cvtps_ph(v.b, _MM_FROUND_TO_NEAREST_INT)};
+    __m128i h[2] = {_mm256_cvtps_ph(v.a, _MM_FROUND_TO_NEAREST_INT),
+                    _mm256_cvtps_ph(v.b, _MM_FROUND_TO_NEAREST_INT)};
     memcpy(p, h, (n < 16 ? n : 16) * sizeof *p);
 }
 
@@ -131,14 +161,32 @@ INLINE void v_add_f64(double sums[16], v16 v)
         sums[i] += (double)f[i];
 }
 
-INLINE v16i vi_from(v16 v) { return (v16i){_mm256_cvtps_epi32(v.a), _mm256_cvtps_epi32(v.b)}; }
-INLINE v16i vi_set1(int32_t i) { return (v16i){_mm256_set1_epi32(i), _mm256_set1_epi32(i)}; }
-INLINE v16i vi_add(v16i x, v16i y) { return (v16i){_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
-INLINE v16i vi_sub(v16i x, v16i y) { return (v16i){_mm256_sub_epi32(x.a, y.a), _mm256_sub_epi32(x.b, y.b)}; }
+INLINE v16i vi_from(v16 v)
+{
+    return (v16i){_mm256_cvtps_epi32(v.a), _mm256_cvtps_epi32(v.b)};
+}
+INLINE v16i vi_set1(int32_t i)
+{
+    return (v16i){_mm256_set1_epi32(i), _mm256_set1_epi32(i)};
+}
+INLINE v16i vi_add(v16i x, v16i y)
+{
+    return (v16i){_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)};
+}
+INLINE v16i vi_sub(v16i x, v16i y)
+{
+    return (v16i){_mm256_sub_epi32(x.a, y.a), _mm256_sub_epi32(x.b, y.b)};
+}
 #define vi_shl(x, n) ((v16i){_mm256_slli_epi32((x).a, n), _mm256_slli_epi32((x).b, n)})
 #define vi_sar(x, n) ((v16i){_mm256_srai_epi32((x).a, n), _mm256_srai_epi32((x).b, n)})
-INLINE v16 vi_as_float(v16i x) { return (v16){_mm256_castsi256_ps(x.a), _mm256_castsi256_ps(x.b)}; }
-INLINE v16i vi_of_float(v16 x) { return (v16i){_mm256_castps_si256(x.a), _mm256_castps_si256(x.b)}; }
+INLINE v16 vi_as_float(v16i x)
+{
+    return (v16){_mm256_castsi256_ps(x.a), _mm256_castsi256_ps(x.b)};
+}
+INLINE v16i vi_of_float(v16 x)
+{
+    return (v16i){_mm256_castps_si256(x.a), _mm256_castps_si256(x.b)};
+}
 
 INLINE int32_t vi_sum(v16i x)
 {

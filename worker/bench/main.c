@@ -1,5 +1,5 @@
-/* bench-engine: CPU time per token of prefill and decode, and greedy continuations, of the CPU engine without the server
- * around it. One JSON object a line on stdout. */
+/* bench-engine: CPU time per token of prefill and decode, and greedy continuations, of the CPU
+ * engine without the server around it. One JSON object a line on stdout. */
 #include "lib/base/clock.h"
 #include "lib/base/conf.h"
 #include "worker/model/logprob.h"
@@ -17,12 +17,18 @@ struct options {
 
 static const struct conf_opt opts[] = {
     {"--model", NULL, CONF_STR, CONF(struct options, model), NULL, 0, 0, "GGUF file", "FILE"},
-    {"--isa", "BATON_ISA", CONF_STR, CONF(struct options, isa), "", 0, 0, "scalar, avx2 or avx512", "ISA"},
-    {"--threads", NULL, CONF_U64, CONF(struct options, threads), "1", 1, 64, "compute threads", "N"},
-    {"--prefill", NULL, CONF_U64, CONF(struct options, prefill), "512", 1, 8192, "prompt tokens", "N"},
-    {"--decode", NULL, CONF_U64, CONF(struct options, decode), "64", 0, 4096, "tokens to generate", "N"},
-    {"--chunk", NULL, CONF_U64, CONF(struct options, chunk), "512", 1, 8192, "tokens a prefill step", "N"},
-    {"--batch", NULL, CONF_U64, CONF(struct options, batch), "1", 1, 64, "sequences decoded together", "N"},
+    {"--isa", "BATON_ISA", CONF_STR, CONF(struct options, isa), "", 0, 0, "scalar, avx2 or avx512",
+     "ISA"},
+    {"--threads", NULL, CONF_U64, CONF(struct options, threads), "1", 1, 64, "compute threads",
+     "N"},
+    {"--prefill", NULL, CONF_U64, CONF(struct options, prefill), "512", 1, 8192, "prompt tokens",
+     "N"},
+    {"--decode", NULL, CONF_U64, CONF(struct options, decode), "64", 0, 4096, "tokens to generate",
+     "N"},
+    {"--chunk", NULL, CONF_U64, CONF(struct options, chunk), "512", 1, 8192,
+     "tokens a prefill step", "N"},
+    {"--batch", NULL, CONF_U64, CONF(struct options, batch), "1", 1, 64,
+     "sequences decoded together", "N"},
     {"--ids", NULL, CONF_STR, CONF(struct options, ids), "", 0, 0,
      "prompt token ids; prints the greedy continuation instead of times", "1,2,3"},
     {0},
@@ -93,9 +99,14 @@ static int prefill(struct bench *b, uint32_t seq, struct err *e)
 {
     for (uint32_t at = 0; at < b->n_tokens; at += (uint32_t)b->o.chunk) {
         uint32_t left = b->n_tokens - at, n = left < b->o.chunk ? left : (uint32_t)b->o.chunk;
-        struct model_segment s = {b->tokens + at, n, at, b->blocks + seq * b->per_seq, b->per_seq,
+        struct model_segment s = {b->tokens + at,
+                                  n,
+                                  at,
+                                  b->blocks + seq * b->per_seq,
+                                  b->per_seq,
                                   at + n == b->n_tokens ? n - 1 : n};
-        struct model_batch batch = {.segments = &s, .n_segments = 1, .logits = b->logits, .logits_rows = 1};
+        struct model_batch batch = {
+            .segments = &s, .n_segments = 1, .logits = b->logits, .logits_rows = 1};
         int rc = model_forward(b->m, b->w, b->pool, &batch, e);
         if (rc < 0)
             return rc;
@@ -108,7 +119,9 @@ static int decode_step(struct bench *b, uint32_t pos, const uint32_t *next, stru
     struct model_segment s[64];
     for (uint32_t i = 0; i < b->o.batch; i++)
         s[i] = (struct model_segment){&next[i], 1, pos, b->blocks + i * b->per_seq, b->per_seq, 0};
-    struct model_batch batch = {.segments = s, .n_segments = (uint32_t)b->o.batch, .logits = b->logits,
+    struct model_batch batch = {.segments = s,
+                                .n_segments = (uint32_t)b->o.batch,
+                                .logits = b->logits,
                                 .logits_rows = (uint32_t)b->o.batch};
     return model_forward(b->m, b->w, b->pool, &batch, e);
 }
@@ -138,7 +151,8 @@ static int speed(struct bench *b, struct err *e)
             return rc;
     }
     double tokens = (double)(b->n_tokens * b->o.batch);
-    printf("{\"phase\":\"prefill\",\"isa\":\"%s\",\"threads\":%" PRIu64 ",\"tokens\":%.0f,\"cpu_us_token\":%.2f,"
+    printf("{\"phase\":\"prefill\",\"isa\":\"%s\",\"threads\":%" PRIu64
+           ",\"tokens\":%.0f,\"cpu_us_token\":%.2f,"
            "\"wall_us_token\":%.2f}\n",
            model_isa(b->m), b->o.threads, tokens, (double)(cpu_ns() - cpu) / 1e3 / tokens,
            (double)(clock_mono_ns() - wall) / 1e3 / tokens);
@@ -156,7 +170,8 @@ static int speed(struct bench *b, struct err *e)
     if (tokens > 0)
         printf("{\"phase\":\"decode\",\"isa\":\"%s\",\"threads\":%" PRIu64 ",\"batch\":%" PRIu64
                ",\"tokens\":%.0f,\"cpu_us_token\":%.2f,\"wall_us_token\":%.2f}\n",
-               model_isa(b->m), b->o.threads, b->o.batch, tokens, (double)(cpu_ns() - cpu) / 1e3 / tokens,
+               model_isa(b->m), b->o.threads, b->o.batch, tokens,
+               (double)(cpu_ns() - cpu) / 1e3 / tokens,
                (double)(clock_mono_ns() - wall) / 1e3 / tokens);
     return 0;
 }

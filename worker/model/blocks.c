@@ -8,8 +8,8 @@ static const struct {
     uint32_t type;
     enum mat_form form;
 } forms[] = {
-    {GGUF_F32, MAT_F32},   {GGUF_F16, MAT_F16},   {GGUF_BF16, MAT_BF16}, {GGUF_Q4_0, MAT_N4},
-    {GGUF_Q4_1, MAT_N4M},  {GGUF_Q4_K, MAT_N4MF}, {GGUF_Q5_0, MAT_I8},   {GGUF_Q8_0, MAT_I8},
+    {GGUF_F32, MAT_F32},  {GGUF_F16, MAT_F16},   {GGUF_BF16, MAT_BF16},  {GGUF_Q4_0, MAT_N4},
+    {GGUF_Q4_1, MAT_N4M}, {GGUF_Q4_K, MAT_N4MF}, {GGUF_Q5_0, MAT_I8},    {GGUF_Q8_0, MAT_I8},
     {GGUF_Q5_1, MAT_I8M}, {GGUF_Q5_K, MAT_I8MF}, {GGUF_Q6_K, MAT_I8B16},
 };
 
@@ -50,9 +50,7 @@ static void decode_32(uint32_t type, const uint8_t *p, uint8_t *codes, float *sc
 {
     *scale = half_at(p);
     switch (type) {
-    case GGUF_Q4_0:
-        nibbles(p + 2, codes);
-        break;
+    case GGUF_Q4_0: nibbles(p + 2, codes); break;
     case GGUF_Q4_1:
         *min = half_at(p + 2);
         nibbles(p + 4, codes);
@@ -116,8 +114,8 @@ static void decode_k6(const uint8_t *p, uint8_t *codes, float *scales)
             }
 }
 
-void block_decode(uint32_t gguf_type, const uint8_t *row, uint32_t cols, uint8_t *codes, float *scales,
-                  float *mins)
+void block_decode(uint32_t gguf_type, const uint8_t *row, uint32_t cols, uint8_t *codes,
+                  float *scales, float *mins)
 {
     uint32_t step = 0, bytes = 0;
     ASSERT(gguf_type_block(gguf_type, &step, &bytes) && step > 1);

@@ -33,7 +33,8 @@ static void get_u32(struct keys *k, const char *suffix, int need, uint32_t *out)
     if (rc == -ENOENT)
         k->rc = err_set(k->e, EINVAL, "the model file lacks %s", key);
     else if (rc < 0 || v > UINT32_MAX)
-        k->rc = err_set(k->e, EINVAL, "%s in the model file is not one number of a usable size", key);
+        k->rc =
+            err_set(k->e, EINVAL, "%s in the model file is not one number of a usable size", key);
     else
         *out = (uint32_t)v;
 }
@@ -89,7 +90,8 @@ static int read_arch(struct gguf *g, struct model_config *c, const char **name, 
         c->arch = MODEL_GEMMA3;
         *name = "gemma3";
     } else {
-        return err_set(e, EINVAL, "architecture \"" STR_FMT "\" is not supported: llama and gemma3 are",
+        return err_set(e, EINVAL,
+                       "architecture \"" STR_FMT "\" is not supported: llama and gemma3 are",
                        (int)(arch.n < 64 ? arch.n : 64), arch.p);
     }
     return 0;
@@ -175,10 +177,12 @@ int config_check(const struct model_config *c, struct err *e)
         return err_set(e, EINVAL, bad, "context length", c->context_tokens);
     if (c->global_every < 1)
         return err_set(e, EINVAL, bad, "pattern of global layers", c->global_every);
-    if (!(c->norm_eps > 0 && c->norm_eps < 1) || !(c->rope_base >= 1) || !(c->rope_base_local >= 1) ||
-        !(c->rope_scale > 0) || !isfinite(c->rope_base + c->rope_base_local + c->rope_scale) ||
-        !isfinite(c->embed_scale) || !isfinite(c->attn_scale))
-        return err_set(e, EINVAL, "a constant (epsilon, rope base or scale) of the model is not usable");
+    if (!(c->norm_eps > 0 && c->norm_eps < 1) || !(c->rope_base >= 1) ||
+        !(c->rope_base_local >= 1) || !(c->rope_scale > 0) ||
+        !isfinite(c->rope_base + c->rope_base_local + c->rope_scale) || !isfinite(c->embed_scale) ||
+        !isfinite(c->attn_scale))
+        return err_set(e, EINVAL,
+                       "a constant (epsilon, rope base or scale) of the model is not usable");
     return 0;
 }
 
@@ -209,7 +213,8 @@ int config_from_gguf(struct gguf *g, struct model_config *out, struct err *e)
     bool add_bos = c.arch == MODEL_GEMMA3;
     rc = gguf_bool(g, "tokenizer.ggml.add_bos_token", &add_bos);
     if (rc == -EINVAL)
-        return err_set(e, EINVAL, "tokenizer.ggml.add_bos_token in the model file is not a boolean");
+        return err_set(e, EINVAL,
+                       "tokenizer.ggml.add_bos_token in the model file is not a boolean");
     c.add_bos = add_bos;
     for (size_t i = 0; i < gguf_n_tensors(g); i++) {
         const struct gguf_tensor *t = gguf_tensor_at(g, i);

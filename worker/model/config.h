@@ -1,5 +1,5 @@
-/* config.h: what a GGUF file says of its model (internal to worker/model). Every number is bounded here; what is returned
- * can be multiplied without overflow in 64 bits. */
+/* config.h: what a GGUF file says of its model (internal to worker/model). Every number is bounded
+ * here; what is returned can be multiplied without overflow in 64 bits. */
 #pragma once
 #include "lib/llm/gguf.h"
 #include "worker/model/model.h"

@@ -43,7 +43,8 @@ static void put_scale(uint8_t *at, bool f32, size_t i, float v)
         memcpy(at + 2 * i, &h, 2);
 }
 
-static void interleave_codes(const struct group *g, const struct mat_shape *s, uint32_t lane, uint8_t *rec)
+static void interleave_codes(const struct group *g, const struct mat_shape *s, uint32_t lane,
+                             uint8_t *rec)
 {
     const uint8_t *codes = g->codes + (size_t)lane * g->cols_padded;
     for (uint32_t b = 0; b < s->blocks; b++, codes += BLOCK_COLS, rec += s->code_bytes)
@@ -60,8 +61,8 @@ static void interleave_codes(const struct group *g, const struct mat_shape *s, u
 }
 
 /* Row `lane` of a quantised group into its record. */
-static void pack_row(const struct group *g, enum mat_form form, const struct mat_shape *s, uint32_t lane,
-                     uint8_t *rec)
+static void pack_row(const struct group *g, enum mat_form form, const struct mat_shape *s,
+                     uint32_t lane, uint8_t *rec)
 {
     bool f32 = s->scale_bytes >= 64;
     uint32_t per_block = form == MAT_I8B16 ? 2 : 1;
@@ -74,7 +75,8 @@ static void pack_row(const struct group *g, enum mat_form form, const struct mat
         put_scale(rec + s->mins_at, f32, (size_t)i * 16 + lane, mins[i]);
 }
 
-static void pack_float_row(const uint8_t *raw, size_t elt, uint32_t cols, uint32_t lane, uint8_t *rec)
+static void pack_float_row(const uint8_t *raw, size_t elt, uint32_t cols, uint32_t lane,
+                           uint8_t *rec)
 {
     for (uint32_t k = 0; k < cols; k++)
         memcpy(rec + ((size_t)k * GROUP_ROWS + lane) * elt, raw + k * elt, elt);
@@ -89,7 +91,8 @@ static int fill_mat(const struct gguf *f, const struct gguf_tensor *t, const str
     mat_shape(en->form, en->rows, en->cols, &s);
     int rc = group_init(&g, row_bytes, en->cols, e);
     for (uint32_t i = 0; rc == 0 && i < s.groups; i++, out += s.group_bytes) {
-        uint32_t row = i * GROUP_ROWS, n = en->rows - row < GROUP_ROWS ? en->rows - row : GROUP_ROWS;
+        uint32_t row = i * GROUP_ROWS,
+                 n = en->rows - row < GROUP_ROWS ? en->rows - row : GROUP_ROWS;
         rc = gguf_read(f, t, row * row_bytes, g.raw, n * row_bytes, e);
         memset(out, 0, s.group_bytes);
         for (uint32_t lane = 0; rc == 0 && lane < n; lane++) {
@@ -108,7 +111,8 @@ static int fill_mat(const struct gguf *f, const struct gguf_tensor *t, const str
     return rc;
 }
 
-static int fill_vec(const struct gguf *f, const struct gguf_tensor *t, uint8_t *out, uint32_t n, struct err *e)
+static int fill_vec(const struct gguf *f, const struct gguf_tensor *t, uint8_t *out, uint32_t n,
+                    struct err *e)
 {
     return gguf_read(f, t, 0, out, (size_t)n * sizeof(float), e);
 }
@@ -119,8 +123,8 @@ static int fill_entries(const struct plan *p, uint8_t *image, struct err *e)
         const struct image_entry *en = &p->entries[i];
         if (!en->bytes)
             continue;
-        uint64_t used = en->form ? mat_bytes(en->form, en->rows, en->cols)
-                                 : (uint64_t)en->cols * sizeof(float);
+        uint64_t used =
+            en->form ? mat_bytes(en->form, en->rows, en->cols) : (uint64_t)en->cols * sizeof(float);
         int rc = en->form ? fill_mat(p->file, p->tensors[i], en, image + en->offset, e)
                           : fill_vec(p->file, p->tensors[i], image + en->offset, en->cols, e);
         if (rc < 0)
@@ -156,7 +160,8 @@ static int fill(const struct plan *p, uint8_t *image, uint64_t bytes, struct err
     return 0;
 }
 
-int model_image_fill(const char *gguf_path, const char *isa, void *image, uint64_t bytes, struct err *e)
+int model_image_fill(const char *gguf_path, const char *isa, void *image, uint64_t bytes,
+                     struct err *e)
 {
     const struct kernel_ops *ops;
     struct plan p;

@@ -1,5 +1,6 @@
-/* The forward pass. Every thread runs forward_thread(); products split the rows of the weights, everything between them
- * splits the rows of the batch, or (few rows) is done by each thread on its own copy. Five barriers a layer then. */
+/* The forward pass. Every thread runs forward_thread(); products split the rows of the weights,
+ * everything between them splits the rows of the batch, or (few rows) is done by each thread on its
+ * own copy. Five barriers a layer then. */
 #include "worker/model/work.h"
 
 #include <errno.h>
@@ -12,8 +13,8 @@ struct step {
     const struct kernel_ops *ops;
     uint32_t thread, threads;
     bool replicate;
-    struct rows rows;      /* shared, or this thread's own */
-    uint32_t r0, r1;       /* rows that this thread prepares */
+    struct rows rows; /* shared, or this thread's own */
+    uint32_t r0, r1;  /* rows that this thread prepares */
 };
 
 static void split(uint32_t n, uint32_t parts, uint32_t i, uint32_t *from, uint32_t *to)
@@ -79,7 +80,8 @@ static void rope_tables(struct step *s)
     }
 }
 
-/* h += [post-norm of] the last product, then the norm before the next one. `post` and `out` may be NULL. */
+/* h += [post-norm of] the last product, then the norm before the next one. `post` and `out` may be
+ * NULL. */
 static void residual_norm(struct step *s, const float *out, const float *post, const float *norm)
 {
     uint32_t d = s->c->d_model;
@@ -139,7 +141,8 @@ static uint32_t product_groups(const struct product *p)
 }
 
 /* Products of the same activations, their groups of rows split evenly over the threads. */
-static void products(struct step *s, const struct product *p, uint32_t n, const struct acts *x, uint32_t rows)
+static void products(struct step *s, const struct product *p, uint32_t n, const struct acts *x,
+                     uint32_t rows)
 {
     uint32_t total = 0, from, to, at = 0;
     for (uint32_t i = 0; i < n; i++)
@@ -167,7 +170,8 @@ static uint8_t *kv_place(struct step *s, uint32_t row, uint32_t layer, bool v, u
     const struct row *r = &s->w->rows[row];
     uint32_t block = s->w->batch->segments[r->segment].blocks[r->pos / kv->block_tokens];
     return s->w->kv_pool + model_kv_piece_offset(kv, block, layer) + (v ? kv->half_bytes : 0) +
-           head * kv->head_bytes + (uint64_t)(r->pos % kv->block_tokens) * kv->head_dim * kv->elt_bytes;
+           head * kv->head_bytes +
+           (uint64_t)(r->pos % kv->block_tokens) * kv->head_dim * kv->elt_bytes;
 }
 
 static void store_kv(struct step *s, const float *x, uint8_t *to)
@@ -186,7 +190,8 @@ static void head_done(struct step *s, uint32_t layer, uint32_t row, uint32_t hea
     bool q = head < c->n_heads, v = head >= c->n_heads + c->n_kv_heads;
     if (!v) {
         if (c->qk_norm) {
-            const float *norm = image_vec(s->m, image_layer(s->m, layer, q ? SLOT_Q_NORM : SLOT_K_NORM));
+            const float *norm =
+                image_vec(s->m, image_layer(s->m, layer, q ? SLOT_Q_NORM : SLOT_K_NORM));
             s->ops->rms_norm(x, norm, c->norm_eps, c->head_dim, x);
         }
         const float *cs = model_layer_is_local(c, layer) ? s->w->cs_local : s->w->cs_global;
@@ -298,7 +303,8 @@ static void logits(struct step *s, const float *post)
     const struct model_config *c = s->c;
     struct model_work *w = s->w;
     const float *norm = image_vec(s->m, image_global(s->m, SLOT_OUT_NORM));
-    struct product head = {image_global(s->m, c->tied ? SLOT_EMBED : SLOT_OUTPUT), w->batch->logits, c->vocab};
+    struct product head = {image_global(s->m, c->tied ? SLOT_EMBED : SLOT_OUTPUT), w->batch->logits,
+                           c->vocab};
     residual_norm(s, w->out, post, NULL);
     uint32_t from = 0, to = w->n_out;
     if (!s->replicate)
@@ -333,7 +339,8 @@ static void forward_thread(void *arg, uint32_t thread)
     for (uint32_t l = 0; l < s.c->n_layers; l++) {
         residual_norm(&s, out, post, layer_vec(&s, l, SLOT_ATTN_NORM));
         attention_part(&s, l);
-        residual_norm(&s, w->out, layer_vec(&s, l, SLOT_POST_ATTN_NORM), layer_vec(&s, l, SLOT_FFN_NORM));
+        residual_norm(&s, w->out, layer_vec(&s, l, SLOT_POST_ATTN_NORM),
+                      layer_vec(&s, l, SLOT_FFN_NORM));
         ffn_part(&s, l);
         out = w->out;
         post = layer_vec(&s, l, SLOT_POST_FFN_NORM);
@@ -341,11 +348,12 @@ static void forward_thread(void *arg, uint32_t thread)
     logits(&s, post);
 }
 
-int model_forward(const struct model *m, struct model_work *w, void *kv_pool, const struct model_batch *b,
-                  struct err *e)
+int model_forward(const struct model *m, struct model_work *w, void *kv_pool,
+                  const struct model_batch *b, struct err *e)
 {
     if (w->m != m || (uintptr_t)kv_pool % 64)
-        return err_set(e, EINVAL, "the work belongs to another model, or the KV pool is not aligned");
+        return err_set(e, EINVAL,
+                       "the work belongs to another model, or the KV pool is not aligned");
     int rc = work_plan(w, b, e);
     if (rc < 0)
         return rc;

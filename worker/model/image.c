@@ -9,7 +9,8 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-void image_head_sha(const struct image_header *h, const struct image_entry *entries, uint8_t out[32])
+void image_head_sha(const struct image_header *h, const struct image_entry *entries,
+                    uint8_t out[32])
 {
     size_t config = sizeof h->config, dir = h->n_entries * sizeof *entries;
     uint8_t *all = xmalloc(config + dir);
@@ -49,7 +50,8 @@ uint64_t model_image_checksum_now(const void *image)
     return image_checksum(image, image_head_bytes(h->n_entries), h->bytes);
 }
 
-static int check_entry(const struct image_header *h, uint32_t i, const struct image_entry *en, struct err *e)
+static int check_entry(const struct image_header *h, uint32_t i, const struct image_entry *en,
+                       struct err *e)
 {
     struct slot_spec s;
     slots_spec(&h->config, i, &s);
@@ -61,7 +63,8 @@ static int check_entry(const struct image_header *h, uint32_t i, const struct im
     if (en->rows != s.rows || en->cols != s.cols || (en->form == 0) != s.vector ||
         (en->form && !mat_form_ok(en->form)))
         return err_set(e, EINVAL, "the weight image's %s has another shape", s.name);
-    uint64_t need = en->form ? mat_bytes(en->form, en->rows, en->cols) : (uint64_t)en->cols * sizeof(float);
+    uint64_t need =
+        en->form ? mat_bytes(en->form, en->rows, en->cols) : (uint64_t)en->cols * sizeof(float);
     if (en->bytes < need || en->offset % 64 || en->offset < image_head_bytes(h->n_entries) ||
         en->offset > h->bytes || en->bytes > h->bytes - en->offset)
         return err_set(e, EINVAL, "the weight image's %s lies outside of it", s.name);
@@ -96,7 +99,8 @@ int model_image_check(const void *image, uint64_t bytes, struct err *e)
     return 0;
 }
 
-int model_attach(const void *image, uint64_t bytes, const char *isa, struct model **out, struct err *e)
+int model_attach(const void *image, uint64_t bytes, const char *isa, struct model **out,
+                 struct err *e)
 {
     const struct kernel_ops *ops;
     int rc = cpu_ops(isa, &ops, e);
@@ -118,9 +122,11 @@ int model_load(const char *gguf_path, const char *isa, struct model **out, struc
     if (rc < 0)
         return rc;
     bytes = (bytes + (2u << 20) - 1) & ~(uint64_t)((2u << 20) - 1);
-    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+                   -1, 0);
     if (p == MAP_FAILED)
-        return err_set(e, ENOMEM, "no memory for %llu MiB of weights", (unsigned long long)bytes >> 20);
+        return err_set(e, ENOMEM, "no memory for %llu MiB of weights",
+                       (unsigned long long)bytes >> 20);
     (void)madvise(p, bytes, MADV_HUGEPAGE);
     rc = model_image_fill(gguf_path, isa, p, bytes, e);
     if (rc == 0)
@@ -158,14 +164,16 @@ const struct image_entry *image_global(const struct model *m, enum image_slot sl
     return &m->entries[slot];
 }
 
-const struct image_entry *image_layer(const struct model *m, uint32_t layer, enum image_layer_slot slot)
+const struct image_entry *image_layer(const struct model *m, uint32_t layer,
+                                      enum image_layer_slot slot)
 {
     return &m->entries[IMAGE_GLOBAL_SLOTS + layer * IMAGE_LAYER_SLOTS + slot];
 }
 
 struct mat image_mat(const struct model *m, const struct image_entry *en)
 {
-    return (struct mat){.form = en->form, .rows = en->rows, .cols = en->cols, .data = m->image + en->offset};
+    return (struct mat){
+        .form = en->form, .rows = en->rows, .cols = en->cols, .data = m->image + en->offset};
 }
 
 const float *image_vec(const struct model *m, const struct image_entry *en)

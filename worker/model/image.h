@@ -1,16 +1,17 @@
-/* image.h: the weight image (internal to worker/model; see model.h). One header, one directory entry a tensor, then the
- * tensors, each 4,096-byte aligned from the start of the image. Offsets are relative to the image, which is therefore
- * position-independent. All numbers are little-endian, as the machine's. */
+/* image.h: the weight image (internal to worker/model; see model.h). One header, one directory
+ * entry a tensor, then the tensors, each 4,096-byte aligned from the start of the image. Offsets
+ * are relative to the image, which is therefore position-independent. All numbers are
+ * little-endian, as the machine's. */
 #pragma once
 #include "kernels/ops.h"
 #include "worker/model/model.h"
 
 enum image_slot { /* tensors outside layers */
-    SLOT_EMBED,
-    SLOT_OUTPUT, /* absent when tied */
-    SLOT_OUT_NORM,
-    SLOT_ROPE_FACTORS,
-    IMAGE_GLOBAL_SLOTS,
+                  SLOT_EMBED,
+                  SLOT_OUTPUT, /* absent when tied */
+                  SLOT_OUT_NORM,
+                  SLOT_ROPE_FACTORS,
+                  IMAGE_GLOBAL_SLOTS,
 };
 
 enum image_layer_slot {
@@ -37,22 +38,23 @@ struct image_entry {
     uint64_t offset, bytes; /* bytes 0: the model has no such tensor */
 };
 
-#define IMAGE_MAGIC "BATONIMG"
+#define IMAGE_MAGIC   "BATONIMG"
 #define IMAGE_VERSION 1u
-#define IMAGE_FORM "x86-r16" /* how matrices lie; the same for scalar, AVX2 and AVX-512 */
+#define IMAGE_FORM    "x86-r16" /* how matrices lie; the same for scalar, AVX2 and AVX-512 */
 
 struct image_header {
     char magic[8];
     uint32_t version, n_entries;
     char form[16];
-    uint64_t bytes;             /* of the whole image */
-    uint64_t checksum;          /* of everything after the header page, set last */
-    uint8_t head_sha[32];       /* SHA-256 of config and directory */
+    uint64_t bytes;       /* of the whole image */
+    uint64_t checksum;    /* of everything after the header page, set last */
+    uint8_t head_sha[32]; /* SHA-256 of config and directory */
     struct model_config config;
 };
 
 #define IMAGE_ENTRIES_AT 1024u
-_Static_assert(sizeof(struct image_header) <= IMAGE_ENTRIES_AT, "the header fits before the directory");
+_Static_assert(sizeof(struct image_header) <= IMAGE_ENTRIES_AT,
+               "the header fits before the directory");
 
 struct model {
     struct model_config config;
@@ -65,6 +67,7 @@ struct model {
 
 /* Entry of a tensor; `layer` is ignored for global slots. */
 const struct image_entry *image_global(const struct model *m, enum image_slot slot);
-const struct image_entry *image_layer(const struct model *m, uint32_t layer, enum image_layer_slot slot);
+const struct image_entry *image_layer(const struct model *m, uint32_t layer,
+                                      enum image_layer_slot slot);
 struct mat image_mat(const struct model *m, const struct image_entry *en);
 const float *image_vec(const struct model *m, const struct image_entry *en); /* NULL when absent */

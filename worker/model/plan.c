@@ -18,19 +18,21 @@ uint64_t image_head_bytes(uint32_t n_entries)
     return page_up(IMAGE_ENTRIES_AT + (uint64_t)n_entries * sizeof(struct image_entry));
 }
 
-static int check_tensor(const struct gguf_tensor *t, const struct slot_spec *s, struct image_entry *en,
-                        struct err *e)
+static int check_tensor(const struct gguf_tensor *t, const struct slot_spec *s,
+                        struct image_entry *en, struct err *e)
 {
     enum mat_form form = 0;
     bool shape = t->ne[0] == s->cols && t->ne[1] == s->rows && t->ne[2] == 1 && t->ne[3] == 1;
     if (!shape)
         return err_set(e, EINVAL, "tensor %s is %llu x %llu, the model needs %u x %u", s->name,
-                       (unsigned long long)t->ne[1], (unsigned long long)t->ne[0], s->rows, s->cols);
+                       (unsigned long long)t->ne[1], (unsigned long long)t->ne[0], s->rows,
+                       s->cols);
     if (s->vector ? t->type != GGUF_F32 : !block_form(t->type, &form))
-        return err_set(e, EINVAL, "tensor %s has type %s (%u), which is not supported there", s->name,
-                       gguf_type_name(t->type), t->type);
+        return err_set(e, EINVAL, "tensor %s has type %s (%u), which is not supported there",
+                       s->name, gguf_type_name(t->type), t->type);
     *en = (struct image_entry){.form = form, .rows = s->rows, .cols = s->cols};
-    en->bytes = page_up(s->vector ? (uint64_t)s->cols * sizeof(float) : mat_bytes(form, s->rows, s->cols));
+    en->bytes =
+        page_up(s->vector ? (uint64_t)s->cols * sizeof(float) : mat_bytes(form, s->rows, s->cols));
     return 0;
 }
 

@@ -13,11 +13,13 @@ struct plan {
     uint64_t head_bytes, bytes; /* header and directory; the whole image */
 };
 
-/* Opens the file and checks that it has every tensor that its model needs, in a type and shape that we have kernels for. */
+/* Opens the file and checks that it has every tensor that its model needs, in a type and shape that
+ * we have kernels for. */
 int plan_open(struct plan *p, const char *gguf_path, struct err *e) MUST_CHECK;
 void plan_close(struct plan *p);
 
-void image_head_sha(const struct image_header *h, const struct image_entry *entries, uint8_t out[32]);
+void image_head_sha(const struct image_header *h, const struct image_entry *entries,
+                    uint8_t out[32]);
 /* A fast 64-bit checksum against damage, not against malice, of image[from, to). */
 uint64_t image_checksum(const uint8_t *image, uint64_t from, uint64_t to);
 uint64_t image_head_bytes(uint32_t n_entries);

@@ -30,7 +30,7 @@ struct pool {
         pthread_t thread;
         struct pool *pool;
         uint32_t number;
-    } *helpers;
+    } * helpers;
 };
 
 static void futex(_Atomic uint32_t *word, int op, uint32_t value)

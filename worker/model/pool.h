@@ -1,5 +1,6 @@
-/* pool.h: the helper threads of a model_work (internal to worker/model). The caller is thread 0. Between jobs and at
- * barriers a thread spins at most about 2 us, then sleeps on a futex, so that many ranks can share few cores. */
+/* pool.h: the helper threads of a model_work (internal to worker/model). The caller is thread 0.
+ * Between jobs and at barriers a thread spins at most about 2 us, then sleeps on a futex, so that
+ * many ranks can share few cores. */
 #pragma once
 #include "lib/base/err.h"
 

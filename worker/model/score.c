@@ -16,7 +16,8 @@ struct scorer {
 static int scorer_init(struct scorer *s, uint32_t threads, uint32_t n, struct err *e)
 {
     s->n_blocks = (n + MODEL_BLOCK_TOKENS - 1) / MODEL_BLOCK_TOKENS;
-    struct model_work_options o = {.threads = threads, .max_rows = CHUNK, .pool_blocks = s->n_blocks};
+    struct model_work_options o = {
+        .threads = threads, .max_rows = CHUNK, .pool_blocks = s->n_blocks};
     int rc = model_work_new(s->m, &o, &s->work, e);
     if (rc < 0)
         return rc;
@@ -39,13 +40,17 @@ static void scorer_fini(struct scorer *s)
 }
 
 /* Rows of ids[from, from + n) predict the entries from+1 .. from+n. */
-static int score_chunk(struct scorer *s, const uint32_t *ids, uint32_t from, uint32_t n, uint32_t total,
-                       struct score_entry *out, struct err *e)
+static int score_chunk(struct scorer *s, const uint32_t *ids, uint32_t from, uint32_t n,
+                       uint32_t total, struct score_entry *out, struct err *e)
 {
     uint32_t vocab = model_config(s->m)->vocab;
-    struct model_segment seg = {.tokens = ids + from, .n_tokens = n, .start = from,
-                                .blocks = s->blocks, .n_blocks = s->n_blocks};
-    struct model_batch b = {.segments = &seg, .n_segments = 1, .logits = s->logits, .logits_rows = n};
+    struct model_segment seg = {.tokens = ids + from,
+                                .n_tokens = n,
+                                .start = from,
+                                .blocks = s->blocks,
+                                .n_blocks = s->n_blocks};
+    struct model_batch b = {
+        .segments = &seg, .n_segments = 1, .logits = s->logits, .logits_rows = n};
     int rc = model_forward(s->m, s->work, s->pool, &b, e);
     for (uint32_t i = 0; rc == 0 && i < n && from + i + 1 < total; i++) {
         const float *row = s->logits + (size_t)i * vocab;
@@ -59,8 +64,8 @@ static int score_chunk(struct scorer *s, const uint32_t *ids, uint32_t from, uin
     return rc;
 }
 
-int score_ids(const struct model *m, uint32_t threads, const uint32_t *ids, uint32_t n, struct score_entry *out,
-              struct err *e)
+int score_ids(const struct model *m, uint32_t threads, const uint32_t *ids, uint32_t n,
+              struct score_entry *out, struct err *e)
 {
     const struct model_config *c = model_config(m);
     if (n < 1 || n > c->context_tokens)

@@ -1,4 +1,5 @@
-/* score.h: teacher-forced log-probabilities by the serving kernels (worker score mode, echo with logprobs). */
+/* score.h: teacher-forced log-probabilities by the serving kernels (worker score mode, echo with
+ * logprobs). */
 #pragma once
 #include "worker/model/logprob.h"
 
@@ -11,6 +12,7 @@ struct score_entry {
     struct logprob_top top[SCORE_BEST]; /* the best at this position */
 };
 
-/* out[i] for each of n ids. Uses private KV memory (n tokens) and `threads` threads; chunks of at most 64 tokens. */
-int score_ids(const struct model *m, uint32_t threads, const uint32_t *ids, uint32_t n, struct score_entry *out,
-              struct err *e) MUST_CHECK;
+/* out[i] for each of n ids. Uses private KV memory (n tokens) and `threads` threads; chunks of at
+ * most 64 tokens. */
+int score_ids(const struct model *m, uint32_t threads, const uint32_t *ids, uint32_t n,
+              struct score_entry *out, struct err *e) MUST_CHECK;

@@ -21,9 +21,7 @@ static void global_spec(const struct model_config *c, uint32_t slot, struct slot
 {
     const char *name = "token_embd";
     switch (slot) {
-    case SLOT_EMBED:
-        *s = mat(c->vocab, c->d_model);
-        break;
+    case SLOT_EMBED: *s = mat(c->vocab, c->d_model); break;
     case SLOT_OUTPUT:
         *s = mat(c->vocab, c->d_model);
         s->wanted = !c->tied;
@@ -70,12 +68,18 @@ static struct slot_spec layer_shape(const struct model_config *c, enum image_lay
 void slots_spec(const struct model_config *c, uint32_t i, struct slot_spec *out)
 {
     static const char *const names[IMAGE_LAYER_SLOTS] = {
-        [SLOT_ATTN_NORM] = "attn_norm",     [SLOT_Q] = "attn_q",
-        [SLOT_K] = "attn_k",                [SLOT_V] = "attn_v",
-        [SLOT_Q_NORM] = "attn_q_norm",      [SLOT_K_NORM] = "attn_k_norm",
-        [SLOT_O] = "attn_output",           [SLOT_POST_ATTN_NORM] = "post_attention_norm",
-        [SLOT_FFN_NORM] = "ffn_norm",       [SLOT_GATE] = "ffn_gate",
-        [SLOT_UP] = "ffn_up",               [SLOT_DOWN] = "ffn_down",
+        [SLOT_ATTN_NORM] = "attn_norm",
+        [SLOT_Q] = "attn_q",
+        [SLOT_K] = "attn_k",
+        [SLOT_V] = "attn_v",
+        [SLOT_Q_NORM] = "attn_q_norm",
+        [SLOT_K_NORM] = "attn_k_norm",
+        [SLOT_O] = "attn_output",
+        [SLOT_POST_ATTN_NORM] = "post_attention_norm",
+        [SLOT_FFN_NORM] = "ffn_norm",
+        [SLOT_GATE] = "ffn_gate",
+        [SLOT_UP] = "ffn_up",
+        [SLOT_DOWN] = "ffn_down",
         [SLOT_POST_FFN_NORM] = "post_ffw_norm",
     };
     if (i < IMAGE_GLOBAL_SLOTS) {

@@ -1,4 +1,5 @@
-/* slots.h: which tensors a model has, under which names, of which shapes (internal to worker/model). */
+/* slots.h: which tensors a model has, under which names, of which shapes (internal to
+ * worker/model). */
 #pragma once
 #include "worker/model/image.h"
 

@@ -5,14 +5,14 @@
 #include <sys/mman.h>
 
 #define THREADS_MAX 64u
-#define ROWS_MAX 65536u
+#define ROWS_MAX    65536u
 
 int model_kv_init(struct model_kv *kv, const struct model_config *c, enum model_kv_dtype dtype,
                   uint32_t block_tokens, struct err *e)
 {
     if (block_tokens < ATTN_WINDOW || block_tokens > 256 || block_tokens % ATTN_WINDOW)
-        return err_set(e, EINVAL, "a KV block of %u tokens: use a multiple of %u up to 256", block_tokens,
-                       ATTN_WINDOW);
+        return err_set(e, EINVAL, "a KV block of %u tokens: use a multiple of %u up to 256",
+                       block_tokens, ATTN_WINDOW);
     struct model_kv k = {.n_layers = c->n_layers,
                          .n_kv_heads = c->n_kv_heads,
                          .head_dim = c->head_dim,
@@ -114,8 +114,8 @@ static int work_init(struct model_work *w, struct err *e)
     return pool_new(w->o.threads, &w->pool, e);
 }
 
-int model_work_new(const struct model *m, const struct model_work_options *o, struct model_work **out,
-                   struct err *e)
+int model_work_new(const struct model *m, const struct model_work_options *o,
+                   struct model_work **out, struct err *e)
 {
     if (o->threads < 1 || o->threads > THREADS_MAX)
         return err_set(e, EINVAL, "%u compute threads: 1 to %u", o->threads, THREADS_MAX);
@@ -157,25 +157,29 @@ uint64_t model_work_bytes(const struct model_work *w)
 
 /* ---- the plan of a step ---- */
 
-static int check_segment(const struct model_work *w, const struct model_segment *s, uint32_t i, struct err *e)
+static int check_segment(const struct model_work *w, const struct model_segment *s, uint32_t i,
+                         struct err *e)
 {
     const struct model_config *c = &w->m->config;
     if (s->n_tokens < 1 || s->n_tokens > w->o.max_rows || s->logits_from > s->n_tokens)
-        return err_set(e, EINVAL, "segment %u has %u tokens, logits from %u", i, s->n_tokens, s->logits_from);
+        return err_set(e, EINVAL, "segment %u has %u tokens, logits from %u", i, s->n_tokens,
+                       s->logits_from);
     uint64_t end = (uint64_t)s->start + s->n_tokens;
     if (end > c->context_tokens)
         return err_set(e, EINVAL, "segment %u ends at position %llu, the context is %u tokens", i,
                        (unsigned long long)end, c->context_tokens);
     if (end > (uint64_t)s->n_blocks * w->kv.block_tokens)
         return err_set(e, EINVAL, "segment %u ends at position %llu, its blocks hold %llu", i,
-                       (unsigned long long)end, (unsigned long long)s->n_blocks * w->kv.block_tokens);
+                       (unsigned long long)end,
+                       (unsigned long long)s->n_blocks * w->kv.block_tokens);
     for (uint64_t b = 0; b * w->kv.block_tokens < end; b++)
         if (s->blocks[b] >= w->o.pool_blocks)
             return err_set(e, EINVAL, "segment %u names block %u of a pool of %u", i, s->blocks[b],
                            w->o.pool_blocks);
     for (uint32_t t = 0; t < s->n_tokens; t++)
         if (s->tokens[t] >= c->vocab)
-            return err_set(e, EINVAL, "token %u is not in the vocabulary of %u", s->tokens[t], c->vocab);
+            return err_set(e, EINVAL, "token %u is not in the vocabulary of %u", s->tokens[t],
+                           c->vocab);
     return 0;
 }
 
@@ -205,8 +209,8 @@ static void plan_units(struct model_work *w, const struct model_batch *b)
         uint32_t n = b->segments[i].n_tokens;
         for (uint32_t t = 0; t < n; t += ATTN_TILE)
             for (uint32_t h = 0; h < c->n_heads; h += heads)
-                w->units[w->n_units++] = (struct attn_unit){
-                    row + t, n - t < ATTN_TILE ? n - t : ATTN_TILE, i, h, heads};
+                w->units[w->n_units++] =
+                    (struct attn_unit){row + t, n - t < ATTN_TILE ? n - t : ATTN_TILE, i, h, heads};
         row += n;
     }
     for (uint32_t l = 0; l < c->n_layers; l++)

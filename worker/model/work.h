@@ -1,16 +1,18 @@
-/* work.h: the memory of a step and its plan (internal to worker/model). One model_work, one engine thread. */
+/* work.h: the memory of a step and its plan (internal to worker/model). One model_work, one engine
+ * thread. */
 #pragma once
 #include "worker/model/image.h"
 #include "worker/model/pool.h"
 
 #include <stdatomic.h>
 
-/* Batches of so few rows are not split: each thread does the work between matrix products for all rows, on its own copy,
- * which saves a barrier each time. */
+/* Batches of so few rows are not split: each thread does the work between matrix products for all
+ * rows, on its own copy, which saves a barrier each time. */
 #define REPLICATE_ROWS 4u
-#define ATTN_TILE 16u /* rows of one attention unit */
+#define ATTN_TILE      16u /* rows of one attention unit */
 
-/* State of rows between matrix products. The shared one has max_rows rows, each thread's own REPLICATE_ROWS. */
+/* State of rows between matrix products. The shared one has max_rows rows, each thread's own
+ * REPLICATE_ROWS. */
 struct rows {
     float *h;    /* [rows, d_model] the residual stream */
     float *norm; /* [rows, max of d_model, d_ff, heads x head_dim] input of the next product */
@@ -22,7 +24,8 @@ struct row {
     uint32_t token, pos, segment;
 };
 
-/* Rows [row, row + n) of the batch, one segment, against KV heads' query heads [head, head + heads). */
+/* Rows [row, row + n) of the batch, one segment, against KV heads' query heads [head, head +
+ * heads). */
 struct attn_unit {
     uint32_t row, n, segment, head, heads;
 };
@@ -34,7 +37,8 @@ struct model_work {
     struct pool *pool;
     struct rows shared, *own; /* own: [threads] */
     uint32_t norm_cols, qkv_cols;
-    float *qkv, *att, *gate, *up, *out; /* [rows, qkv_cols], [rows, heads x head_dim], d_ff, d_ff, d_model */
+    float *qkv, *att, *gate, *up,
+        *out; /* [rows, qkv_cols], [rows, heads x head_dim], d_ff, d_ff, d_model */
     float *cs_global, *cs_local;        /* rotary tables [rows, rope_dims] */
     double *freqs_global, *freqs_local; /* [rope_dims / 2] */
     float **scratch;                    /* of attention, one a thread */

@@ -1,5 +1,5 @@
-/* Every backend that this machine has gives the bits of the scalar one, for every operation, form and odd size; and a
- * row's bits do not depend on what is computed with it. */
+/* Every backend that this machine has gives the bits of the scalar one, for every operation, form
+ * and odd size; and a row's bits do not depend on what is computed with it. */
 #include "kernels/cpu/cpu.h"
 #include "lib/base/rng.h"
 
@@ -36,14 +36,16 @@ static void assert_bits(const char *isa, const char *what, const float *a, const
 {
     for (size_t i = 0; i < n; i++)
         if (memcmp(&a[i], &b[i], sizeof *a) != 0)
-            fail_msg("%s %s: element %zu is %.9g, the scalar one %.9g", isa, what, i, (double)b[i], (double)a[i]);
+            fail_msg("%s %s: element %zu is %.9g, the scalar one %.9g", isa, what, i, (double)b[i],
+                     (double)a[i]);
 }
 
 /* ---- rows ---- */
 
 typedef void (*two_in)(const float *, const float *, uint32_t, float *);
 
-static void check_two(const struct kernel_ops *ops, const char *what, two_in want, two_in got, uint32_t n)
+static void check_two(const struct kernel_ops *ops, const char *what, two_in want, two_in got,
+                      uint32_t n)
 {
     float *a = floats(n, 2), *b = floats(n, 2), *x = floats(n, 0), *y = floats(n, 0);
     want(a, b, n, x);
@@ -127,7 +129,8 @@ static uint8_t *random_matrix(struct mat *m, enum mat_form form, uint32_t rows, 
         bool f32 = form == MAT_F32 || s.scale_bytes >= 64;
         for (size_t at = from; at + 4 <= s.group_bytes; at += f32 ? 4 : 2) {
             float v = normal() * 0.01f;
-            uint16_t h = form == MAT_BF16 ? (uint16_t)(0x3c00 + rng_below(&rng, 256)) : f32_to_f16(v);
+            uint16_t h =
+                form == MAT_BF16 ? (uint16_t)(0x3c00 + rng_below(&rng, 256)) : f32_to_f16(v);
             if (f32)
                 memcpy(rec + at, &v, 4);
             else
@@ -147,12 +150,14 @@ struct inputs {
     struct act_block *blocks;
 };
 
-static void inputs_init(struct inputs *in, const struct kernel_ops *ops, const float *x, uint32_t n, uint32_t cols)
+static void inputs_init(struct inputs *in, const struct kernel_ops *ops, const float *x, uint32_t n,
+                        uint32_t cols)
 {
     uint32_t blocks = (cols + 31) / 32;
     in->acts = (struct acts){.x = x, .ldx = cols, .n_blocks = blocks};
     in->acts.codes = in->codes = aligned_alloc(64, (size_t)n * blocks * ACT_BLOCK_BYTES);
-    in->acts.blocks = in->blocks = aligned_alloc(64, ((size_t)n * blocks * sizeof(struct act_block) + 63) / 64 * 64);
+    in->acts.blocks = in->blocks =
+        aligned_alloc(64, ((size_t)n * blocks * sizeof(struct act_block) + 63) / 64 * 64);
     for (uint32_t t = 0; t < n; t++)
         ops->quantize(x + (size_t)t * cols, cols, in->codes + (size_t)t * blocks * ACT_BLOCK_BYTES,
                       in->blocks + (size_t)t * blocks);
@@ -171,7 +176,8 @@ static void check_matmul(const struct kernel_ops *ops, enum mat_form form)
     uint32_t rows = 1 + (uint32_t)rng_below(&rng, 150), n = 1 + (uint32_t)rng_below(&rng, 20);
     struct mat m;
     uint8_t *data = random_matrix(&m, form, rows, cols);
-    float *x = floats((size_t)n * cols, 1), *want = floats((size_t)n * rows, 0), *got = floats((size_t)n * rows, 0);
+    float *x = floats((size_t)n * cols, 1), *want = floats((size_t)n * rows, 0),
+          *got = floats((size_t)n * rows, 0);
     struct inputs a, b;
     inputs_init(&a, scalar, x, n, cols);
     inputs_init(&b, ops, x, n, cols);
@@ -243,8 +249,10 @@ struct kv_case {
 static void kv_case_init(struct kv_case *c)
 {
     static const uint32_t dims[] = {16, 48, 64, 128, 256};
-    uint32_t dim = dims[rng_below(&rng, 5)], rows = 1 + (uint32_t)rng_below(&rng, 16), group = 1 + (uint32_t)rng_below(&rng, 4);
-    uint32_t start = (uint32_t)rng_below(&rng, 200), bt = rng_below(&rng, 2) ? 32 : 64, n = (start + rows + bt - 1) / bt;
+    uint32_t dim = dims[rng_below(&rng, 5)], rows = 1 + (uint32_t)rng_below(&rng, 16),
+             group = 1 + (uint32_t)rng_below(&rng, 4);
+    uint32_t start = (uint32_t)rng_below(&rng, 200), bt = rng_below(&rng, 2) ? 32 : 64,
+             n = (start + rows + bt - 1) / bt;
     bool f32 = rng_below(&rng, 2);
     uint64_t half = (uint64_t)bt * dim * (f32 ? 4 : 2);
     c->blocks = calloc(n, sizeof *c->blocks);
@@ -267,10 +275,22 @@ static void kv_case_init(struct kv_case *c)
     c->want = floats(n_q, 0);
     c->got = floats(n_q, 0);
     c->scratch = floats(attn_scratch_floats(rows, group, dim), 0);
-    c->a = (struct attn){.q = c->q, .out = c->want, .ldq = (size_t)group * dim, .ldo = (size_t)group * dim, .rows = rows,
-                         .group = group, .head_dim = dim, .start = start, .pool = c->pool, .blocks = c->blocks,
+    c->a = (struct attn){.q = c->q,
+                         .out = c->want,
+                         .ldq = (size_t)group * dim,
+                         .ldo = (size_t)group * dim,
+                         .rows = rows,
+                         .group = group,
+                         .head_dim = dim,
+                         .start = start,
+                         .pool = c->pool,
+                         .blocks = c->blocks,
                          .window = rng_below(&rng, 2) ? 0 : 1 + (uint32_t)rng_below(&rng, 100),
-                         .block_bytes = 2 * half, .v_at = half, .block_tokens = bt, .kv_f32 = f32, .scratch = c->scratch};
+                         .block_bytes = 2 * half,
+                         .v_at = half,
+                         .block_tokens = bt,
+                         .kv_f32 = f32,
+                         .scratch = c->scratch};
 }
 
 static void kv_case_fini(struct kv_case *c)
@@ -319,7 +339,8 @@ static void attention_is_softmax_attention_in_every_backend(void **state)
             size_t n = (size_t)c.a.rows * c.a.group * c.a.head_dim;
             scalar->attention(&c.a);
             for (uint32_t d = 0; d < c.a.head_dim; d += 7)
-                assert_true(fabs(plain(&c, c.a.rows - 1, 0, d) - (double)c.want[(c.a.rows - 1) * c.a.ldo + d]) < 1e-4);
+                assert_true(fabs(plain(&c, c.a.rows - 1, 0, d) -
+                                 (double)c.want[(c.a.rows - 1) * c.a.ldo + d]) < 1e-4);
             c.a.out = c.got;
             ops->attention(&c.a);
             assert_bits(*isa, "attention", c.want, c.got, n);
@@ -330,7 +351,8 @@ static void attention_is_softmax_attention_in_every_backend(void **state)
             one.q += (c.a.rows - 1) * c.a.ldq;
             one.out = alone;
             ops->attention(&one);
-            assert_bits(*isa, "attention of one row", c.want + (c.a.rows - 1) * c.a.ldo, alone, c.a.head_dim);
+            assert_bits(*isa, "attention of one row", c.want + (c.a.rows - 1) * c.a.ldo, alone,
+                        c.a.head_dim);
             kv_case_fini(&c);
         }
     }

@@ -1,4 +1,5 @@
-/* runner.h: sequences decoded together on a real model, for tests: each has its own blocks, in a scattered order. */
+/* runner.h: sequences decoded together on a real model, for tests: each has its own blocks, in a
+ * scattered order. */
 #pragma once
 #include "lib/base/rng.h"
 #include "worker/model/logprob.h"
@@ -44,8 +45,8 @@ static inline uint64_t runner_seed(void)
     return seed;
 }
 
-static inline void runner_init(struct runner *r, struct model *m, uint32_t n_seqs, uint32_t tokens, uint32_t threads,
-                               uint32_t max_rows, uint64_t seed)
+static inline void runner_init(struct runner *r, struct model *m, uint32_t n_seqs, uint32_t tokens,
+                               uint32_t threads, uint32_t max_rows, uint64_t seed)
 {
     struct err e = {0};
     *r = (struct runner){.m = m, .n_seqs = n_seqs, .vocab = model_config(m)->vocab};
@@ -75,10 +76,12 @@ static inline void runner_fini(struct runner *r)
     free(r->logits);
 }
 
-static inline struct model_segment runner_segment(const struct runner *r, uint32_t seq, const uint32_t *tokens, uint32_t n,
+static inline struct model_segment runner_segment(const struct runner *r, uint32_t seq,
+                                                  const uint32_t *tokens, uint32_t n,
                                                   uint32_t start, uint32_t logits_from)
 {
-    return (struct model_segment){tokens, n, start, r->blocks + (size_t)seq * r->per_seq, r->per_seq, logits_from};
+    return (struct model_segment){
+        tokens, n, start, r->blocks + (size_t)seq * r->per_seq, r->per_seq, logits_from};
 }
 
 static inline void runner_forward(struct runner *r, const struct model_segment *s, uint32_t n)

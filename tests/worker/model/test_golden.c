@@ -1,20 +1,22 @@
-/* Greedy text against llama.cpp's (tests/golden/engine, made by tools/goldens-engine.py), every prompt of both models.
+/* Greedy text against llama.cpp's (tests/golden/engine, made by tools/goldens-engine.py), every
+ * prompt of both models.
  *
- * llama.cpp rounds activations to 8 bits, which moves its logits by about 0.1 from exact arithmetic, and any change in the
- * order of its sums moves them as far again: with flash attention on it parts from itself without as often as from us
- * (`self` in the goldens). So the test asks for what can be asked: that we part from llama.cpp no more often than it does
- * from itself, give or take a few prompts, and only where its two best logits were near each other. That our own
- * arithmetic is right is test_score.c's to show. */
+ * llama.cpp rounds activations to 8 bits, which moves its logits by about 0.1 from exact
+ * arithmetic, and any change in the order of its sums moves them as far again: with flash attention
+ * on it parts from itself without as often as from us
+ * (`self` in the goldens). So the test asks for what can be asked: that we part from llama.cpp no
+ * more often than it does from itself, give or take a few prompts, and only where its two best
+ * logits were near each other. That our own arithmetic is right is test_score.c's to show. */
 #include "tests/worker/model/runner.h"
 
 #include <jansson.h>
 #include <math.h>
 
 #define MAX_PROMPTS 128
-#define N_OUT 64
-#define MAX_PROMPT 256
-#define TIE 0.1  /* a distance of llama.cpp's two best logits at which either may win */
-#define FAR 0.5  /* one at which its rounding does not explain a difference */
+#define N_OUT       64
+#define MAX_PROMPT  256
+#define TIE         0.1 /* a distance of llama.cpp's two best logits at which either may win */
+#define FAR         0.5 /* one at which its rounding does not explain a difference */
 
 struct golden {
     uint32_t ids[MAX_PROMPT], n, out[N_OUT];
@@ -37,7 +39,8 @@ static size_t read_golden(const char *path, struct golden *g)
     while (n < MAX_PROMPTS && getline(&line, &cap, f) > 0) {
         json_t *j = json_loads(line, 0, NULL);
         assert_non_null(j);
-        json_t *ids = json_object_get(j, "ids"), *out = json_object_get(j, "out"), *gaps = json_object_get(j, "gaps");
+        json_t *ids = json_object_get(j, "ids"), *out = json_object_get(j, "out"),
+               *gaps = json_object_get(j, "gaps");
         g[n] = (struct golden){.n = (uint32_t)json_array_size(ids),
                                .self = (uint32_t)json_integer_value(json_object_get(j, "self"))};
         assert_true(g[n].n > 0 && g[n].n <= MAX_PROMPT && json_array_size(out) == N_OUT);
@@ -98,12 +101,13 @@ static void check(const char *model, const char *golden)
             continue;
         double gap = g[i].gaps[g[i].at];
         ties += gap < TIE;
-        printf("%s: prompt %u,%u,...: token %u is %u, llama.cpp's is %u with %.4f to its second\n", model, g[i].ids[0],
-               g[i].ids[1], g[i].at, g[i].mine, g[i].out[g[i].at], gap);
+        printf("%s: prompt %u,%u,...: token %u is %u, llama.cpp's is %u with %.4f to its second\n",
+               model, g[i].ids[0], g[i].ids[1], g[i].at, g[i].mine, g[i].out[g[i].at], gap);
         assert_true(gap < FAR);
     }
-    printf("%s: %zu prompts; equal %zu, differing at a tie %zu; llama.cpp against itself: %zu, %zu\n", model, n, equal,
-           ties, self_equal, self_ties);
+    printf(
+        "%s: %zu prompts; equal %zu, differing at a tie %zu; llama.cpp against itself: %zu, %zu\n",
+        model, n, equal, ties, self_equal, self_ties);
     runner_fini(&r);
     model_free(m);
     free(g);

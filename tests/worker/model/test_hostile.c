@@ -1,4 +1,5 @@
-/* Model files and weight images that are truncated, damaged or hostile: each is a clear error, and clean under ASan. */
+/* Model files and weight images that are truncated, damaged or hostile: each is a clear error, and
+ * clean under ASan. */
 #include "tests/worker/model/tiny.h"
 #include "worker/model/model.h"
 
@@ -8,7 +9,13 @@
 #include <stdint.h>
 #include <cmocka.h>
 
-static struct tiny base = {.layers = 2, .d = 64, .heads = 2, .kv_heads = 1, .ff = 96, .vocab = 80, .type = GGUF_Q8_0,
+static struct tiny base = {.layers = 2,
+                           .d = 64,
+                           .heads = 2,
+                           .kv_heads = 1,
+                           .ff = 96,
+                           .vocab = 80,
+                           .type = GGUF_Q8_0,
                            .seed = 7};
 
 static void good(struct buf *b)
@@ -81,7 +88,8 @@ static void a_file_cut_anywhere_is_refused(void **state)
     good(&b);
     size_t whole = b.n;
     for (int i = 0; i < 60; i++) {
-        b.n = i < 40 ? base.data_at * (size_t)i / 40 : base.data_at + (whole - base.data_at - 64) * (size_t)(i - 40) / 20;
+        b.n = i < 40 ? base.data_at * (size_t)i / 40
+                     : base.data_at + (whole - base.data_at - 64) * (size_t)(i - 40) / 20;
         refused(&b, "a truncated file", NULL);
     }
     b.n = whole;

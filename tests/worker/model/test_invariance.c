@@ -1,15 +1,16 @@
-/* A row's bits depend on the tokens before it alone: random batches, chunk splits, orders, threads and backends against the
- * plainest run (one prompt, one thread, one chunk). KV is compared too. The seed is printed; SEED=n repeats it. */
+/* A row's bits depend on the tokens before it alone: random batches, chunk splits, orders, threads
+ * and backends against the plainest run (one prompt, one thread, one chunk). KV is compared too.
+ * The seed is printed; SEED=n repeats it. */
 #include "tests/worker/model/runner.h"
 
-#define N_SEQS 4u
+#define N_SEQS     4u
 #define MAX_TOKENS 56u
-#define MAX_ROWS 72u
+#define MAX_ROWS   72u
 
 struct seq {
     uint32_t tokens[MAX_TOKENS], n;
-    uint32_t done;     /* positions computed so far */
-    float *reference;  /* [n][vocab] */
+    uint32_t done;    /* positions computed so far */
+    float *reference; /* [n][vocab] */
 };
 
 static void random_seqs(struct seq *s, uint32_t vocab, struct rng *rng)
@@ -34,9 +35,10 @@ static void reference(struct runner *r, struct seq *s)
     }
 }
 
-/* A random step: some of the unfinished sequences, each with a chunk of random length (often 1, as in decode). */
-static uint32_t random_step(const struct runner *r, const struct seq *s, struct model_segment *out, uint32_t *which,
-                            struct rng *rng)
+/* A random step: some of the unfinished sequences, each with a chunk of random length (often 1, as
+ * in decode). */
+static uint32_t random_step(const struct runner *r, const struct seq *s, struct model_segment *out,
+                            uint32_t *which, struct rng *rng)
 {
     uint32_t n = 0, rows = 0, first = (uint32_t)rng_below(rng, N_SEQS);
     for (uint32_t k = 0; k < N_SEQS; k++) {
@@ -47,15 +49,16 @@ static uint32_t random_step(const struct runner *r, const struct seq *s, struct 
         len = len < MAX_ROWS - rows ? len : MAX_ROWS - rows;
         if (len == 0)
             continue;
-        out[n] = runner_segment(r, i, s[i].tokens + s[i].done, len, s[i].done, (uint32_t)rng_below(rng, len + 1));
+        out[n] = runner_segment(r, i, s[i].tokens + s[i].done, len, s[i].done,
+                                (uint32_t)rng_below(rng, len + 1));
         which[n++] = i;
         rows += len;
     }
     return n;
 }
 
-static void check_rows(const struct runner *r, const struct seq *s, const struct model_segment *seg, const uint32_t *which,
-                       uint32_t n)
+static void check_rows(const struct runner *r, const struct seq *s, const struct model_segment *seg,
+                       const uint32_t *which, uint32_t n)
 {
     uint32_t row = 0;
     for (uint32_t i = 0; i < n; i++)
@@ -63,8 +66,8 @@ static void check_rows(const struct runner *r, const struct seq *s, const struct
             const struct seq *q = &s[which[i]];
             const float *want = q->reference + (size_t)(seg[i].start + t) * r->vocab;
             if (memcmp(want, r->logits + (size_t)row * r->vocab, r->vocab * sizeof(float)) != 0)
-                fail_msg("%s, %u segments: sequence %u, position %u has other bits", model_isa(r->m), n, which[i],
-                         seg[i].start + t);
+                fail_msg("%s, %u segments: sequence %u, position %u has other bits",
+                         model_isa(r->m), n, which[i], seg[i].start + t);
         }
 }
 
@@ -115,7 +118,8 @@ static void check_model(const char *file, const char *const *isas, uint32_t n_is
         struct model *other = runner_model(file, isas[k]);
         for (uint32_t i = 0; i < runs; i++) {
             struct runner r;
-            runner_init(&r, other, N_SEQS, MAX_TOKENS, 1 + (uint32_t)rng_below(&rng, 5), MAX_ROWS, rng_next(&rng));
+            runner_init(&r, other, N_SEQS, MAX_TOKENS, 1 + (uint32_t)rng_below(&rng, 5), MAX_ROWS,
+                        rng_next(&rng));
             random_run(&r, s, &rng);
             check_kv(&plain, &r, s);
             runner_fini(&r);

@@ -1,5 +1,6 @@
-/* Scores by the serving kernels against exact arithmetic (tests/golden/engine/MODEL-reference.json, made by
- * tools/goldens-reference.py), 600 tokens, past the sliding window of gemma3's local layers. */
+/* Scores by the serving kernels against exact arithmetic (tests/golden/engine/MODEL-reference.json,
+ * made by tools/goldens-reference.py), 600 tokens, past the sliding window of gemma3's local
+ * layers. */
 #include "tests/worker/model/runner.h"
 #include "worker/model/score.h"
 
@@ -13,10 +14,12 @@ static void check(const char *file, const char *golden)
     json_t *j = json_load_file(golden, 0, NULL);
     if (!j)
         fail_msg("no %s (tests run from the root of the repository)", golden);
-    json_t *ids = json_object_get(j, "ids"), *top = json_object_get(j, "top"), *gap = json_object_get(j, "gap");
+    json_t *ids = json_object_get(j, "ids"), *top = json_object_get(j, "top"),
+           *gap = json_object_get(j, "gap");
     json_t *logprob = json_object_get(j, "logprob");
     uint32_t n = (uint32_t)json_array_size(ids), agree = 0, id[1024];
-    assert_true(n >= 500 && n <= 1024 && json_array_size(top) == n && json_array_size(logprob) == n);
+    assert_true(n >= 500 && n <= 1024 && json_array_size(top) == n &&
+                json_array_size(logprob) == n);
     for (uint32_t i = 0; i < n; i++)
         id[i] = (uint32_t)json_integer_value(json_array_get(ids, i));
     struct score_entry *s = calloc(n, sizeof *s);
@@ -38,7 +41,8 @@ static void check(const char *file, const char *golden)
         for (uint32_t k = 1; k < SCORE_BEST; k++)
             assert_true(s[i].top[k - 1].logprob >= s[i].top[k].logprob);
     }
-    printf("%s: best token the same at %u of %u positions, log-probabilities within %.4f\n", file, agree, n - 1, worst);
+    printf("%s: best token the same at %u of %u positions, log-probabilities within %.4f\n", file,
+           agree, n - 1, worst);
     assert_true(worst < 0.05);
     assert_true(agree * 200 >= (n - 1) * 199);
     model_free(m);

@@ -1,5 +1,5 @@
-/* Small models of every tensor type and both architectures: they load, and their logits are what the dequantised weights
- * give in f64; bad batches are refused before anything is computed. */
+/* Small models of every tensor type and both architectures: they load, and their logits are what
+ * the dequantised weights give in f64; bad batches are refused before anything is computed. */
 #include "tests/worker/model/runner.h"
 #include "tests/worker/model/tiny.h"
 
@@ -43,22 +43,31 @@ static double value(uint32_t type, const uint8_t *b, int i)
     switch (type) {
     case GGUF_F32: memcpy(&f, b, 4); return (double)f;
     case GGUF_F16: return half(b);
-    case GGUF_BF16: bits = (uint32_t)(b[0] | b[1] << 8) << 16; memcpy(&f, &bits, 4); return (double)f;
+    case GGUF_BF16:
+        bits = (uint32_t)(b[0] | b[1] << 8) << 16;
+        memcpy(&f, &bits, 4);
+        return (double)f;
     case GGUF_Q8_0: return half(b) * (int8_t)b[2 + i];
     case GGUF_Q4_0: return half(b) * ((i < 16 ? b[2 + i] & 15 : b[2 + i - 16] >> 4) - 8);
     case GGUF_Q4_1: return half(b) * (i < 16 ? b[4 + i] & 15 : b[4 + i - 16] >> 4) + half(b + 2);
     case GGUF_Q5_0:
         memcpy(&bits, b + 2, 4);
-        return half(b) * (((i < 16 ? b[6 + i] & 15 : b[6 + i - 16] >> 4) | (int)(bits >> i & 1) << 4) - 16);
+        return half(b) *
+               (((i < 16 ? b[6 + i] & 15 : b[6 + i - 16] >> 4) | (int)(bits >> i & 1) << 4) - 16);
     case GGUF_Q5_1:
         memcpy(&bits, b + 4, 4);
-        return half(b) * ((i < 16 ? b[8 + i] & 15 : b[8 + i - 16] >> 4) | (int)(bits >> i & 1) << 4) + half(b + 2);
+        return half(b) *
+                   ((i < 16 ? b[8 + i] & 15 : b[8 + i - 16] >> 4) | (int)(bits >> i & 1) << 4) +
+               half(b + 2);
     case GGUF_Q4_K:
         k_scale(b + 4, j, &s, &m);
-        return half(b) * s * (j % 2 ? b[16 + 32 * (j / 2) + l] >> 4 : b[16 + 32 * (j / 2) + l] & 15) - half(b + 2) * m;
+        return half(b) * s *
+                   (j % 2 ? b[16 + 32 * (j / 2) + l] >> 4 : b[16 + 32 * (j / 2) + l] & 15) -
+               half(b + 2) * m;
     case GGUF_Q5_K:
         k_scale(b + 4, j, &s, &m);
-        s *= (j % 2 ? b[48 + 32 * (j / 2) + l] >> 4 : b[48 + 32 * (j / 2) + l] & 15) | (b[16 + l] >> j & 1) << 4;
+        s *= (j % 2 ? b[48 + 32 * (j / 2) + l] >> 4 : b[48 + 32 * (j / 2) + l] & 15) |
+             (b[16 + l] >> j & 1) << 4;
         return half(b) * s - half(b + 2) * m;
     default: /* Q6_K */
         j = i % 128 / 32;
@@ -88,7 +97,8 @@ static double *dequantised(const char *path, const char *name, uint64_t *rows, u
     return w;
 }
 
-/* ---- a forward pass of one token at position 0: attention is V itself, rotation does nothing ---- */
+/* ---- a forward pass of one token at position 0: attention is V itself, rotation does nothing ----
+ */
 
 struct ref {
     const char *path;
@@ -143,7 +153,8 @@ static void ref_layer(struct ref *r, uint32_t layer)
     ref_product(r, layer, "ffn_gate", r->x, r->g);
     ref_product(r, layer, "ffn_up", r->x, r->y);
     for (uint32_t i = 0; i < c->d_ff; i++) {
-        double g = r->g[i], gelu = 0.5 * g * (1 + tanh(sqrt(2 / M_PI) * (g + 0.044715 * g * g * g)));
+        double g = r->g[i],
+               gelu = 0.5 * g * (1 + tanh(sqrt(2 / M_PI) * (g + 0.044715 * g * g * g)));
         r->g[i] = (c->gelu ? gelu : g / (1 + exp(-g))) * r->y[i];
     }
     ref_product(r, layer, "ffn_down", r->g, r->y);
@@ -152,8 +163,15 @@ static void ref_layer(struct ref *r, uint32_t layer)
 
 static void check(uint32_t type, bool gemma)
 {
-    struct tiny t = {.layers = 2, .d = 256, .heads = 4, .kv_heads = 2, .ff = 256, .vocab = 70, .type = type,
-                     .gemma = gemma, .seed = 3 + type};
+    struct tiny t = {.layers = 2,
+                     .d = 256,
+                     .heads = 4,
+                     .kv_heads = 2,
+                     .ff = 256,
+                     .vocab = 70,
+                     .type = type,
+                     .gemma = gemma,
+                     .seed = 3 + type};
     char *path;
     struct model *m = tiny_model(&t, &path);
     const struct model_config *c = model_config(m);
@@ -177,7 +195,8 @@ static void check(uint32_t type, bool gemma)
         off = fmax(off, fabs(want[i] - (double)r.logits[i]));
     }
     if (!(size > 0) || !(off < 2e-3 * size))
-        fail_msg("%s, %s: logits up to %g are off by %g", gguf_type_name(type), gemma ? "gemma3" : "llama", size, off);
+        fail_msg("%s, %s: logits up to %g are off by %g", gguf_type_name(type),
+                 gemma ? "gemma3" : "llama", size, off);
     runner_fini(&r);
     model_free(m);
     unlink(path);
@@ -188,17 +207,20 @@ static void check(uint32_t type, bool gemma)
 static void every_tensor_type_gives_the_logits_of_its_weights(void **state)
 {
     (void)state;
-    static const uint32_t types[] = {GGUF_F32,  GGUF_F16,  GGUF_BF16, GGUF_Q4_0, GGUF_Q4_1, GGUF_Q5_0,
-                                     GGUF_Q5_1, GGUF_Q8_0, GGUF_Q4_K, GGUF_Q5_K, GGUF_Q6_K};
+    static const uint32_t types[] = {GGUF_F32,  GGUF_F16,  GGUF_BF16, GGUF_Q4_0,
+                                     GGUF_Q4_1, GGUF_Q5_0, GGUF_Q5_1, GGUF_Q8_0,
+                                     GGUF_Q4_K, GGUF_Q5_K, GGUF_Q6_K};
     for (size_t i = 0; i < sizeof types / sizeof *types; i++)
         for (int gemma = 0; gemma < 2; gemma++)
             check(types[i], gemma);
 }
 
-static void refused(struct runner *r, struct model_segment s, uint32_t logits_rows, const char *says)
+static void refused(struct runner *r, struct model_segment s, uint32_t logits_rows,
+                    const char *says)
 {
     struct err e = {0};
-    struct model_batch b = {.segments = &s, .n_segments = 1, .logits = r->logits, .logits_rows = logits_rows};
+    struct model_batch b = {
+        .segments = &s, .n_segments = 1, .logits = r->logits, .logits_rows = logits_rows};
     assert_true(model_forward(r->m, r->w, r->pool, &b, &e) < 0);
     if (!strstr(e.msg, says))
         fail_msg("\"%s\" does not say \"%s\"", e.msg, says);
@@ -207,7 +229,8 @@ static void refused(struct runner *r, struct model_segment s, uint32_t logits_ro
 static void bad_batches_are_refused(void **state)
 {
     (void)state;
-    struct tiny t = {.layers = 1, .d = 64, .heads = 2, .kv_heads = 1, .ff = 64, .vocab = 70, .type = GGUF_Q8_0};
+    struct tiny t = {
+        .layers = 1, .d = 64, .heads = 2, .kv_heads = 1, .ff = 64, .vocab = 70, .type = GGUF_Q8_0};
     char *path;
     struct model *m = tiny_model(&t, &path);
     struct runner r;
@@ -251,7 +274,8 @@ static void on_layer(void *ctx, uint32_t layer)
 static void layers_are_announced_in_order_when_their_kv_is_written(void **state)
 {
     (void)state;
-    struct tiny t = {.layers = 5, .d = 64, .heads = 2, .kv_heads = 1, .ff = 64, .vocab = 70, .type = GGUF_Q4_1};
+    struct tiny t = {
+        .layers = 5, .d = 64, .heads = 2, .kv_heads = 1, .ff = 64, .vocab = 70, .type = GGUF_Q4_1};
     char *path;
     struct model *m = tiny_model(&t, &path);
     struct runner r;
@@ -264,7 +288,8 @@ static void layers_are_announced_in_order_when_their_kv_is_written(void **state)
     assert_int_equal(model_forward(m, r.w, r.pool, &b, &e), 0);
     assert_int_equal(seen.layers, 5);
     const struct model_kv *kv = model_work_kv(r.w);
-    assert_int_equal(kv->block_bytes, 2ull * 5 * 1 * 32 * 2 * 32); /* K and V, layers, heads, dims, bytes, tokens */
+    assert_int_equal(kv->block_bytes,
+                     2ull * 5 * 1 * 32 * 2 * 32); /* K and V, layers, heads, dims, bytes, tokens */
     runner_fini(&r);
     model_free(m);
     unlink(path);

@@ -1,4 +1,5 @@
-/* tiny.h: writes a small, valid GGUF model (random weights, any tensor type), for tests that need many of them. */
+/* tiny.h: writes a small, valid GGUF model (random weights, any tensor type), for tests that need
+ * many of them. */
 #pragma once
 #include "lib/base/buf.h"
 #include "lib/base/rng.h"
@@ -53,8 +54,8 @@ struct tiny_tensor {
     uint64_t ne[2], bytes;
 };
 
-static inline void tiny_tensor(struct tiny_tensor *t, uint32_t *n, const char *name, uint32_t type, uint64_t cols,
-                               uint64_t rows)
+static inline void tiny_tensor(struct tiny_tensor *t, uint32_t *n, const char *name, uint32_t type,
+                               uint64_t cols, uint64_t rows)
 {
     struct tiny_tensor *x = &t[(*n)++];
     uint32_t block = 1, bytes = 4;
@@ -78,13 +79,17 @@ static inline uint32_t tiny_tensors(const struct tiny *m, struct tiny_tensor *t)
         const struct {
             const char *name;
             uint64_t cols, rows;
-        } layer[] = {{"attn_norm", m->d, 0},    {"attn_q", m->d, m->d},   {"attn_k", m->d, kv},   {"attn_v", m->d, kv},
-                     {"attn_output", m->d, m->d}, {"ffn_norm", m->d, 0},  {"ffn_gate", m->d, m->ff},
-                     {"ffn_up", m->d, m->ff},   {"ffn_down", m->ff, m->d}, {"attn_q_norm", hd, 0}, {"attn_k_norm", hd, 0},
-                     {"post_attention_norm", m->d, 0}, {"post_ffw_norm", m->d, 0}};
+        } layer[] = {{"attn_norm", m->d, 0},      {"attn_q", m->d, m->d},
+                     {"attn_k", m->d, kv},        {"attn_v", m->d, kv},
+                     {"attn_output", m->d, m->d}, {"ffn_norm", m->d, 0},
+                     {"ffn_gate", m->d, m->ff},   {"ffn_up", m->d, m->ff},
+                     {"ffn_down", m->ff, m->d},   {"attn_q_norm", hd, 0},
+                     {"attn_k_norm", hd, 0},      {"post_attention_norm", m->d, 0},
+                     {"post_ffw_norm", m->d, 0}};
         for (uint32_t i = 0; i < (m->gemma ? 13 : 9); i++) {
             snprintf(name, sizeof name, "blk.%u.%s", l, layer[i].name);
-            tiny_tensor(t, &n, name, layer[i].rows ? m->type : GGUF_F32, layer[i].cols, layer[i].rows);
+            tiny_tensor(t, &n, name, layer[i].rows ? m->type : GGUF_F32, layer[i].cols,
+                        layer[i].rows);
         }
     }
     return n;
@@ -148,7 +153,8 @@ static inline void tiny_build(struct tiny *m, struct buf *b)
     tiny_kv_u32(b, arch, "context_length", 512);
     tiny_kv_u32(b, arch, "attention.head_count", m->heads);
     tiny_kv_u32(b, arch, "attention.head_count_kv", m->kv_heads);
-    tiny_str(b, m->gemma ? "gemma3.attention.layer_norm_rms_epsilon" : "llama.attention.layer_norm_rms_epsilon");
+    tiny_str(b, m->gemma ? "gemma3.attention.layer_norm_rms_epsilon"
+                         : "llama.attention.layer_norm_rms_epsilon");
     tiny_u32(b, 6);
     tiny_put(b, &eps, 4);
     m->tensors_at = b->n;
