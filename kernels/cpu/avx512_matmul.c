@@ -5,8 +5,9 @@
 
 #include <string.h>
 
-#define PANEL_BYTES (256u << 10) /* weights that stay in the second-level cache while tokens pass  \
-                                  */
+#define PANEL_BYTES                                                                                \
+    (256u << 10) /* weights that stay in the second-level cache while tokens pass                  \
+                  */
 #define TILE_TOKENS 8
 
 /* What a tile reads and writes. */
@@ -51,15 +52,16 @@ INLINE void dot_bytes(const struct tile *k, int ng, int nt, uint32_t b, int v0, 
                       struct sums acc[][TILE_TOKENS])
 {
     UNROLL
-    for (int v = v0; v < v1; v++)
+    for (int v = v0; v < v1; v++) {
         UNROLL
-    for (int g = 0; g < ng; g++) {
-        __m512i w = _mm512_load_si512(k->rec + (size_t)g * k->group_bytes + (size_t)b * 512 +
-                                      (size_t)v * 64);
-        UNROLL
-        for (int t = 0; t < nt; t++)
-            dot(&acc[g][t], w,
-                k->codes + ((size_t)t * k->n_blocks + b) * ACT_BLOCK_BYTES + (size_t)v * 4);
+        for (int g = 0; g < ng; g++) {
+            __m512i w = _mm512_load_si512(k->rec + (size_t)g * k->group_bytes + (size_t)b * 512 +
+                                          (size_t)v * 64);
+            UNROLL
+            for (int t = 0; t < nt; t++)
+                dot(&acc[g][t], w,
+                    k->codes + ((size_t)t * k->n_blocks + b) * ACT_BLOCK_BYTES + (size_t)v * 4);
+        }
     }
 }
 
@@ -68,19 +70,20 @@ INLINE void dot_nibbles(const struct tile *k, int ng, int nt, uint32_t b,
 {
     const __m512i low = _mm512_set1_epi8(15);
     UNROLL
-    for (int v = 0; v < 4; v++)
+    for (int v = 0; v < 4; v++) {
         UNROLL
-    for (int g = 0; g < ng; g++) {
-        __m512i w = _mm512_load_si512(k->rec + (size_t)g * k->group_bytes + (size_t)b * 256 +
-                                      (size_t)v * 64);
-        __m512i hi = _mm512_and_si512(_mm512_srli_epi16(w, 4), low);
-        w = _mm512_and_si512(w, low);
-        UNROLL
-        for (int t = 0; t < nt; t++) {
-            const int8_t *x =
-                k->codes + ((size_t)t * k->n_blocks + b) * ACT_BLOCK_BYTES + (size_t)v * 4;
-            dot(&acc[g][t], w, x);
-            dot(&acc[g][t], hi, x + 16);
+        for (int g = 0; g < ng; g++) {
+            __m512i w = _mm512_load_si512(k->rec + (size_t)g * k->group_bytes + (size_t)b * 256 +
+                                          (size_t)v * 64);
+            __m512i hi = _mm512_and_si512(_mm512_srli_epi16(w, 4), low);
+            w = _mm512_and_si512(w, low);
+            UNROLL
+            for (int t = 0; t < nt; t++) {
+                const int8_t *x =
+                    k->codes + ((size_t)t * k->n_blocks + b) * ACT_BLOCK_BYTES + (size_t)v * 4;
+                dot(&acc[g][t], w, x);
+                dot(&acc[g][t], hi, x + 16);
+            }
         }
     }
 }
@@ -136,11 +139,12 @@ INLINE void add_minima(const struct tile *k, int ng, int nt, uint32_t b, bool f3
 INLINE void store(const struct tile *k, int ng, int nt, __m512 out[][TILE_TOKENS])
 {
     UNROLL
-    for (int g = 0; g < ng; g++)
+    for (int g = 0; g < ng; g++) {
         UNROLL
-    for (int t = 0; t < nt; t++)
-        _mm512_mask_storeu_ps(k->y + (size_t)t * k->ldy + (size_t)g * 16,
-                              g == ng - 1 ? k->last : (__mmask16)0xffff, out[g][t]);
+        for (int t = 0; t < nt; t++)
+            _mm512_mask_storeu_ps(k->y + (size_t)t * k->ldy + (size_t)g * 16,
+                                  g == ng - 1 ? k->last : (__mmask16)0xffff, out[g][t]);
+    }
 }
 
 INLINE void prefetch(const struct tile *k, int ng, uint32_t b, size_t code_bytes)
@@ -162,10 +166,11 @@ INLINE void tile_run(const struct tile *k, enum mat_form form, int ng, int nt)
     __m512 out[4][TILE_TOKENS];
     struct sums acc[4][TILE_TOKENS];
     UNROLL
-    for (int g = 0; g < ng; g++)
+    for (int g = 0; g < ng; g++) {
         UNROLL
-    for (int t = 0; t < nt; t++)
-        out[g][t] = _mm512_setzero_ps();
+        for (int t = 0; t < nt; t++)
+            out[g][t] = _mm512_setzero_ps();
+    }
     for (uint32_t b = 0; b < k->n_blocks; b++) {
         if (nt <= 2)
             prefetch(k, ng, b, nibbles ? 256 : 512);
@@ -204,8 +209,8 @@ typedef void (*tile_fn)(const struct tile *k);
     }
 #define TILES(form)                                                                                \
     TILE(form, 1)                                                                                  \
-    TILE(form, 2) TILE(form, 3) TILE(form, 4) TILE(form, 5) TILE(form, 6) TILE(form, 7)            \
-        TILE(form, 8)
+    TILE(form, 2)                                                                                  \
+    TILE(form, 3) TILE(form, 4) TILE(form, 5) TILE(form, 6) TILE(form, 7) TILE(form, 8)
 #define ROW(form, p)                                                                               \
     [form] = {p##form##_1, p##form##_2, p##form##_3, p##form##_4,                                  \
               p##form##_5, p##form##_6, p##form##_7, p##form##_8}

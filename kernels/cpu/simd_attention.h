@@ -120,10 +120,12 @@ INLINE void weighted(const struct unit *u, uint32_t first, uint32_t n, uint32_t 
 {
     v16 acc[Q][4];
     UNROLL
-    for (uint32_t i = 0; i < n; i++)
+    for (uint32_t i = 0; i < n; i++) {
         UNROLL
-    for (uint32_t j = 0; j < w; j++)
-        acc[i][j] = v_mul(v_load(out_at(u, first + i) + d + j * 16), v_set1(u->factor[first + i]));
+        for (uint32_t j = 0; j < w; j++)
+            acc[i][j] =
+                v_mul(v_load(out_at(u, first + i) + d + j * 16), v_set1(u->factor[first + i]));
+    }
     for (uint32_t t = t0; t < t1; t++) {
         const float *v = u->v + (size_t)t * u->a->head_dim + d;
         UNROLL
@@ -135,10 +137,11 @@ INLINE void weighted(const struct unit *u, uint32_t first, uint32_t n, uint32_t 
         }
     }
     UNROLL
-    for (uint32_t i = 0; i < n; i++)
+    for (uint32_t i = 0; i < n; i++) {
         UNROLL
-    for (uint32_t j = 0; j < w; j++)
-        v_store(out_at(u, first + i) + d + j * 16, acc[i][j]);
+        for (uint32_t j = 0; j < w; j++)
+            v_store(out_at(u, first + i) + d + j * 16, acc[i][j]);
+    }
 }
 
 INLINE void window_queries(const struct unit *u, uint32_t first, uint32_t n, uint32_t base)

@@ -174,12 +174,13 @@ INLINE void v_transpose(v16 r[16])
         t[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
     }
     UNROLL
-    for (int i = 0; i < 16; i += 4)
+    for (int i = 0; i < 16; i += 4) {
         UNROLL
-    for (int j = 0; j < 2; j++) {
-        __m512d a = _mm512_castps_pd(t[i + j]), b = _mm512_castps_pd(t[i + j + 2]);
-        r[i + 2 * j] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b));
-        r[i + 2 * j + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
+        for (int j = 0; j < 2; j++) {
+            __m512d a = _mm512_castps_pd(t[i + j]), b = _mm512_castps_pd(t[i + j + 2]);
+            r[i + 2 * j] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b));
+            r[i + 2 * j + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
+        }
     }
     UNROLL
     for (int i = 0; i < 4; i++) { /* r[4q + i]: column 4l + i of rows 4q..4q+3 in 128-bit lane l */

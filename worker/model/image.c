@@ -106,6 +106,9 @@ int model_attach(const void *image, uint64_t bytes, const char *isa, struct mode
     int rc = cpu_ops(isa, &ops, e);
     if (rc < 0 || (rc = model_image_check(image, bytes, e)) < 0)
         return rc;
+    if ((uintptr_t)image % 4096 ==
+        0) /* shared memory too, where the machine's shmem_enabled allows it */
+        (void)madvise((void *)(uintptr_t)image, bytes, MADV_HUGEPAGE);
     struct model *m = xcalloc(1, sizeof *m);
     m->config = ((const struct image_header *)image)->config;
     m->ops = ops;
