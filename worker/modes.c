@@ -1,5 +1,6 @@
 #include "worker/modes.h"
 
+#include "worker/digest.h"
 #include "worker/model/score.h"
 
 #include <errno.h>
@@ -70,6 +71,7 @@ int mode_fill(const struct options *o, struct err *e)
     if (!o->weights_fd)
         return err_set(e, EINVAL, "--fill needs the fd of the shared memory in BATON_WEIGHTS_FD");
     int rc = options_model_path(o, &path, e);
+    rc = rc ? rc : digest_check(path, o->sha256, e);
     return rc ? rc : fill_fd(path, o, e);
 }
 
@@ -117,6 +119,7 @@ int mode_score(const struct options *o, struct err *e)
     struct model *m = NULL;
     struct score_entry *out = NULL;
     int rc = options_model_path(o, &path, e);
+    rc = rc ? rc : digest_check(path, o->sha256, e);
     rc = rc ? rc : parse_ids(o->ids, &ids, &n, e);
     rc = rc ? rc : model_load(path, o->isa, &m, e);
     if (!rc) {

@@ -55,7 +55,7 @@ static const struct conf_opt opts[] = {
     {"--incarnation", NULL, CONF_STR, O(incarnation), "", 0, 0,
      "16 hex digits (without a launcher); drawn when absent", "HEX"},
     {"--sha256", "BATON_MODEL_SHA256", CONF_STR, O(sha256), "", 0, 0,
-     "revision of the model, part of block names", "HEX"},
+     "digest that the model file must have; part of block names", "HEX"},
     {"--source", "BATON_MODEL_SOURCE", CONF_STR, O(source), "", 0, 0,
      "where the model comes from, file:// first", "URL"},
     {"--model-name", "BATON_MODEL_NAME", CONF_STR, O(model_name), "", 0, 0,
@@ -111,10 +111,13 @@ int options_model_path(const struct options *o, char **path, struct err *e)
         *path = xstrdup(o->model);
         return 0;
     }
+    if (!first.n)
+        return err_set(e, EINVAL, "no model: give --model FILE or BATON_MODEL_SOURCE");
     if (!str_starts(first, STR("file://")))
-        return err_set(
-            e, EINVAL,
-            "no model: give --model FILE, or BATON_MODEL_SOURCE beginning with file:///");
+        return err_set(e, ENOTSUP,
+                       "workers read models from file:///, not from " STR_FMT
+                       ": put the file on the node",
+                       STR_ARG(first));
     *path = str_dup((struct str){first.p + 7, first.n - 7});
     return 0;
 }
@@ -209,9 +212,9 @@ static int pool_bytes(const struct options *o, const struct budget *b, bool leas
     if (*out < block * 2)
         return err_set(
             e, ENOMEM,
-            "the KV pool would have %.1f MiB, a block of %llu tokens needs %.1f: raise the memory "
-            "limit or BATON_KV_BYTES",
-            (double)*out / 0x1p20, (unsigned long long)bt, (double)block / 0x1p20);
+            "the KV pool would have %.2f MiB, it needs %.2f at least (two blocks of %llu tokens): "
+            "raise kvCache.size (BATON_KV_BYTES) or the memory limit",
+            (double)*out / 0x1p20, (double)block / 0x1p19, (unsigned long long)bt);
     return 0;
 }
 

@@ -4,6 +4,7 @@
 #include "lib/base/log.h"
 #include "lib/base/rng.h"
 #include "worker/api.h"
+#include "worker/digest.h"
 #include "worker/engine.h"
 #include "worker/launcher.h"
 
@@ -113,6 +114,7 @@ static int load_alone(struct worker *w, struct err *e)
     if (!w->start.incarnation)
         return err_set(e, EINVAL, "--incarnation must be 16 hex digits, not 0");
     int rc = options_model_path(w->o, &path, e);
+    rc = rc ? rc : digest_check(path, w->o->sha256, e);
     return rc ? rc : model_load(path, w->o->isa, &w->model, e);
 }
 

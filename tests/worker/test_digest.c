@@ -1,0 +1,66 @@
+/* A model file is used only when its digest is the one that was asked for. */
+#include "worker/digest.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+/* FIPS 180-2, B.1: "abc" */
+#define ABC "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+
+static char path[] = "/tmp/baton-digest-XXXXXX";
+
+static int setup(void **state)
+{
+    (void)state;
+    int fd = mkstemp(path);
+    return fd < 0 || write(fd, "abc", 3) != 3 || close(fd);
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    return unlink(path);
+}
+
+static void the_right_digest_and_none_pass(void **state)
+{
+    (void)state;
+    struct err e = {0};
+    assert_int_equal(digest_check(path, ABC, &e), 0);
+    assert_int_equal(digest_check(path, "", &e), 0);
+}
+
+static void another_digest_is_refused_and_both_are_named(void **state)
+{
+    (void)state;
+    struct err e = {0};
+    char other[] = ABC;
+    other[63] = 'e';
+    assert_int_not_equal(digest_check(path, other, &e), 0);
+    assert_non_null(strstr(e.msg, ABC));
+    assert_non_null(strstr(e.msg, other));
+}
+
+static void a_file_that_is_not_there_is_an_error(void **state)
+{
+    (void)state;
+    struct err e = {0};
+    assert_int_not_equal(digest_check("/nonexistent/x", ABC, &e), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_right_digest_and_none_pass),
+        cmocka_unit_test(another_digest_is_refused_and_both_are_named),
+        cmocka_unit_test(a_file_that_is_not_there_is_an_error),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
