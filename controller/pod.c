@@ -74,6 +74,20 @@ void pod_revision(const struct kube_infd *d, const struct infd_role *role, char 
     hash_revision(parts, sizeof parts / sizeof *parts, out);
 }
 
+static bool quantities_valid(const struct view_map *m)
+{
+    int64_t milli;
+    for (size_t i = 0; i < m->n; i++)
+        if (str_to_quantity_milli(str_c(m->items[i].value), &milli) || milli < 0)
+            return false;
+    return true;
+}
+
+static bool resources_valid(const struct infd_role *r)
+{
+    return quantities_valid(&r->requests) && quantities_valid(&r->limits);
+}
+
 const char *pod_invalid(const struct kube_infd *d)
 {
     int64_t milli;
@@ -87,7 +101,10 @@ const char *pod_invalid(const struct kube_infd *d)
         return "spec.unified excludes prefill and decode";
     if (d->engine_template && !infd_has_role(d, REC_UNIFIED))
         return "spec.engine.template needs the role unified";
-    if (d->kv_size && str_to_quantity_milli(str_c(d->kv_size), &milli))
+    if (!resources_valid(&d->prefill) || !resources_valid(&d->decode) ||
+        !resources_valid(&d->unified))
+        return "a role's resources hold what is not a quantity such as 2Gi, or a negative one";
+    if (d->kv_size && (str_to_quantity_milli(str_c(d->kv_size), &milli) || milli <= 0))
         return "spec.kvCache.size is not a quantity such as 2Gi";
     if (strlen(d->meta.name) > 50)
         return "the name is longer than 50 characters, which leaves no room for the names of pods";

@@ -141,6 +141,10 @@ static void fill_pod(struct build *b, const struct kube_pod *p, struct rec_pod *
     bool failed =
         p->phase && (strcmp(p->phase, "Failed") == 0 || strcmp(p->phase, "Succeeded") == 0);
     const char *text = trouble(b, p, &crash, &ended);
+    bool unschedulable = !p->node && scheduled && strcmp(scheduled->status, "False") == 0 &&
+                         scheduled->reason && strcmp(scheduled->reason, "Unschedulable") == 0;
+    if (unschedulable && scheduled->message)
+        text = arena_printf(b->a, "%.300s", scheduled->message);
     const char *worker = worker_trouble(b, p), *record = kube_annotation(&p->meta, ANN_LAST_CRASH);
     int32_t epoch = annotation_number(&p->meta, ANN_EPOCH);
     *out = (struct rec_pod){
@@ -152,8 +156,7 @@ static void fill_pod(struct build *b, const struct kube_pod *p, struct rec_pod *
         .ready = kube_condition_true(&p->conditions, "Ready"),
         .deleting = p->meta.deleted_ns || expected_deleted(b->ctl, p->meta.uid),
         .failed = failed,
-        .unschedulable = !p->node && scheduled && strcmp(scheduled->status, "False") == 0 &&
-                         scheduled->reason && strcmp(scheduled->reason, "Unschedulable") == 0,
+        .unschedulable = unschedulable,
         .trouble = worker ? worker : text,
         .standby_ready = actual && strcmp(actual, "standby") == 0,
         .created_ns = p->meta.created_ns,

@@ -61,7 +61,7 @@ static struct view look(const struct rec *r)
             continue;
         if (p->unschedulable && !v.unschedulable)
             v.unschedulable = p;
-        if ((p->failed || p->trouble) && !p->ready && !v.troubled)
+        if ((p->failed || p->trouble) && !p->ready && !p->unschedulable && !v.troubled)
             v.troubled = p;
     }
     return v;
@@ -88,7 +88,9 @@ static void set_ready(struct rec *r, const struct view *v)
                            v->troubled->trouble ? v->troubled->trouble : "it ended");
     } else if (n && v->unschedulable) {
         reason = "NoCapacity";
-        message = rec_text(r, "%s; pod %s fits on no node", lack, v->unschedulable->name);
+        message = rec_text(r, "%s; pod %s fits on no node%s%s", lack, v->unschedulable->name,
+                           v->unschedulable->trouble ? ": " : "",
+                           v->unschedulable->trouble ? v->unschedulable->trouble : "");
     } else if (v->old) {
         reason = "Updating";
         message = rec_text(r, "%d pods are still of an older revision", v->old);
