@@ -44,7 +44,7 @@ struct launch {
     struct child *worker;
     struct lines *worker_lines;
     int weights_fd, fill_fd;
-    uint64_t incarnation, started_ns;
+    uint64_t incarnation, started_ns, ready_ns;
     int64_t epoch;
     bool epoch_known, draining, drained;
     json_t *worker_status;   /* its last status message */

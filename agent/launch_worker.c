@@ -14,7 +14,7 @@
 #define PLAN_TIMEOUT_MS 30000
 #define FILL_TIMEOUT_MS 1800000
 #define BACKOFF_MAX_MS  60000
-#define HEALTHY_NS      (60 * NS_PER_S) /* a worker that lived so long starts the back-off anew */
+#define HEALTHY_NS      (10 * NS_PER_S) /* ready for so long: the back-off starts anew */
 #define TERM_MS         2000            /* from SIGTERM of a worker to SIGKILL */
 #define LAUNCHER_FD     3
 
@@ -224,6 +224,8 @@ static void on_worker_message(struct lines *lines, const json_t *msg, void *ctx)
              is = json_bool_at(msg, "ready", false);
         json_decref(l->worker_status);
         l->worker_status = json_deep_copy(msg);
+        if (is && !l->ready_ns)
+            l->ready_ns = clock_mono_ns();
         if (is && !was)
             log_info("worker ready", LS("role", json_str_at(msg, "role", "")),
                      LI("after_ms", (clock_mono_ns() - l->started_ns) / NS_PER_MS));
@@ -278,7 +280,7 @@ static void worker_ended(struct child *c, void *ctx)
         launch_exit(l, 0);
         return;
     }
-    if (clock_mono_ns() - l->started_ns > HEALTHY_NS)
+    if (l->ready_ns && clock_mono_ns() - l->ready_ns > HEALTHY_NS)
         l->backoff_ms = l->opt.backoff_ms;
     if (sig)
         snprintf(why, sizeof why, "the worker was ended by signal %d (%s)%s%s", sig, strsignal(sig),
@@ -333,6 +335,7 @@ static void start_worker(struct launch *l)
     char text[24];
     l->incarnation = rng_secret_u64();
     l->started_ns = clock_mono_ns();
+    l->ready_ns = 0;
     snprintf(text, sizeof text, "%016llx", (unsigned long long)l->incarnation);
     if (spawn_worker(l, &e)) {
         worker_failed(l, "StartError", 0, 0, e.msg);

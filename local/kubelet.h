@@ -25,7 +25,7 @@ struct kubelet_config {
     const char *bin_dir;    /* Baton's programs; NULL: the folder of /proc/self/exe */
     const char *models_dir; /* behind hostPath /var/lib/baton/models; NULL: ~/.cache/baton/models */
     const char *static_dir; /* manifests (JSON) of static pods; NULL: <data_dir>/static */
-    unsigned backoff_ms;    /* first restart delay, doubled up to 300 s; 0: 1000 */
+    unsigned backoff_ms;    /* first restart delay, doubled up to 30 times; 0: 1000 */
     uint64_t log_bytes;     /* size at which a container's log is rotated; 0: 10 MiB */
 };
 

@@ -13,9 +13,12 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define BACKOFF_MAX_MS      300000
-#define BACKOFF_RESET_TIMES 60 /* upstream: 10 s at first, forgiven after 10 minutes of life */
-#define CONFIG_RETRY_MS     3000
+/* In units of the first delay. Upstream: 10 s, doubling to 5 minutes, forgiven after 10 minutes of
+ * life. */
+#define BACKOFF_MAX_TIMES        30
+#define BACKOFF_MAX_TIMES_SYSTEM 5 /* what the node itself needs is not left down for long */
+#define BACKOFF_RESET_TIMES      60
+#define CONFIG_RETRY_MS          3000
 
 bool kctr_live(const struct kctr *c)
 {
@@ -116,6 +119,14 @@ static struct proc_id record_id(const json_t *run, const char *member)
     return (struct proc_id){(pid_t)json_int_at(run, pid, 0), (uint64_t)json_int_at(run, start, 0)};
 }
 
+static uint64_t backoff_max_ms(const struct kctr *c)
+{
+    const char *class = json_str_at(c->pod->obj, "spec.priorityClassName", "");
+    bool system = strncmp(class, "system-", 7) == 0;
+    return (system ? BACKOFF_MAX_TIMES_SYSTEM : BACKOFF_MAX_TIMES) *
+           (uint64_t)c->pod->k->cfg.backoff_ms;
+}
+
 /* The delay before the next start: none after the first exit, then doubling; 60 first delays of
  * life forgive. */
 static void set_backoff(struct kctr *c)
@@ -126,8 +137,8 @@ static void set_backoff(struct kctr *c)
     if (finished > started + BACKOFF_RESET_TIMES * k->cfg.backoff_ms * NS_PER_MS)
         c->backoff_ms = 0;
     c->next_start_ns = clock_mono_ns() + c->backoff_ms * NS_PER_MS;
-    uint64_t next = c->backoff_ms ? c->backoff_ms * 2 : k->cfg.backoff_ms;
-    c->backoff_ms = next < BACKOFF_MAX_MS ? next : BACKOFF_MAX_MS;
+    uint64_t next = c->backoff_ms ? c->backoff_ms * 2 : k->cfg.backoff_ms, most = backoff_max_ms(c);
+    c->backoff_ms = next < most ? next : most;
 }
 
 static void kill_one(struct proc_id id, void *ctx)
@@ -383,7 +394,7 @@ void kctr_adopt(struct kctr *c)
         c->last_exit = read_record(c, c->attempt - 1, "exit.json");
     c->exit = read_record(c, c->attempt, "exit.json");
     uint64_t next = (uint64_t)json_int_at(state, "next_start", 0), wall = clock_wall_ns();
-    if (next > wall && next - wall < BACKOFF_MAX_MS * NS_PER_MS)
+    if (next > wall && next - wall < backoff_max_ms(c) * NS_PER_MS)
         c->next_start_ns = clock_mono_ns() + (next - wall);
     if (c->exit) {
         c->state = CTR_EXITED;

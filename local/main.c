@@ -41,7 +41,7 @@ static const struct conf_opt table[] = {
     {"--drain-seconds", NULL, CONF_U64, CONF(struct options, drain_seconds), "8", 0, 86400,
      "longest grace that containers get when this process is told to end", "SECONDS"},
     {"--backoff-ms", NULL, CONF_U64, CONF(struct options, backoff_ms), "1000", 1, 300000,
-     "delay before the second restart of a container; doubles up to 5 minutes", "MS"},
+     "delay before the second restart of a container; doubles up to 30 times that", "MS"},
     {"--log-bytes", NULL, CONF_BYTES, CONF(struct options, log_bytes), "10Mi", 4096,
      1099511627776.0, "size at which a container's log is rotated", "BYTES"},
     {"--log-format", "BATON_LOG_FORMAT", CONF_STR, CONF(struct options, log_format), "json", 0, 0,
