@@ -13,16 +13,32 @@ import uuid
 import pytest
 
 HERE = pathlib.Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "local"))
+sys.path[:0] = [str(HERE.parent / "local"), str(HERE.parent / "controller")]
 from kubelet_cluster import BUILD, Cluster, wait_for  # noqa: E402
 
 P = "serving.baton.dev/"
 
 
+class RealApi(Cluster):
+    """The same tests against a real kube-apiserver: BATON_AGENT_API=real."""
+
+    def __init__(self):
+        import kubernetes
+        self.real = kubernetes.Cluster()
+        self.kubeconfig, self.access = self.real.kubeconfig, None
+
+    def log(self):
+        return ""
+
+    def close(self):
+        self.real.stop()
+
+
 @pytest.fixture(scope="module")
 def api():
-    c = Cluster(kubelet=False)
+    c = RealApi() if os.environ.get("BATON_AGENT_API") == "real" else Cluster(kubelet=False)
     c.kubectl("apply", "--server-side", "-f", HERE.parent.parent / "manifests/crds")
+    wait_for(lambda: c.kubectl("get", "ninv", check=False).returncode == 0, message="the definitions")
     c.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "local"}})
     yield c
     c.close()
