@@ -199,7 +199,8 @@ static void on_event(struct answer *a, struct str line)
     struct str text = str_trim((struct str){line.p + prefix.n, line.n - prefix.n});
     CLEANUP(json_decrefp)
     json_t *o = str_eq_c(text, "[DONE]") ? NULL : json_parse(text, 1 << 20, 0, NULL);
-    const char *piece = json_str_at(o, "choices.0.delta.content", "");
+    const char *piece =
+        json_str_at(o, "choices.0.delta.content", json_str_at(o, "choices.0.text", ""));
     const char *error = json_str_at(o, "error.message", NULL);
     a->tokens = json_int_at(o, "usage.completion_tokens", a->tokens);
     if (error && !a->error.n && buf_cstr(&a->error, error))
@@ -231,16 +232,30 @@ static int on_data(struct http_call *c, struct str piece, void *ctx)
     return 0;
 }
 
-static json_t *question(const struct run_options *o, const char *model, const char *text)
+static json_t *messages(const struct run_options *o, const char *text)
 {
-    json_t *messages = json_array();
+    json_t *list = json_array();
     if (*o->system)
-        json_array_append_new(messages,
+        json_array_append_new(list,
                               json_pack("{s:s, s:s}", "role", "system", "content", o->system));
-    json_array_append_new(messages, json_pack("{s:s, s:s}", "role", "user", "content", text));
-    return json_pack("{s:s, s:o, s:b, s:{s:b}, s:I, s:f}", "model", model, "messages", messages,
-                     "stream", 1, "stream_options", "include_usage", 1, "max_tokens",
-                     (json_int_t)o->max_tokens, "temperature", o->temperature);
+    json_array_append_new(list, json_pack("{s:s, s:s}", "role", "user", "content", text));
+    return list;
+}
+
+/* NULL: the text is not UTF-8. */
+static json_t *question(const struct run_options *o, const char *model, const char *text, bool chat)
+{
+    json_t *q = json_pack("{s:s, s:b, s:{s:b}, s:I, s:f}", "model", model, "stream", 1,
+                          "stream_options", "include_usage", 1, "max_tokens",
+                          (json_int_t)o->max_tokens, "temperature", o->temperature);
+    json_t *what = chat ? messages(o, text) : json_string(text);
+    bool bad = !q || !what || (chat && json_array_size(what) == 0) ||
+               json_object_set_new(q, chat ? "messages" : "prompt", what);
+    if (bad) {
+        json_decref(q);
+        return NULL;
+    }
+    return q;
 }
 
 static void summary(const struct answer *a)
@@ -263,14 +278,14 @@ static void summary(const struct answer *a)
 }
 
 static int ask(const struct cluster *c, const struct run_options *o, const char *model,
-               const char *text, struct err *e)
+               const char *text, bool chat, struct err *e)
 {
     struct answer a = {0};
     struct buf body, out;
-    CLEANUP(json_decrefp) json_t *q = question(o, model, text);
+    CLEANUP(json_decrefp) json_t *q = question(o, model, text, chat);
     CLEANUP(free_charp)
-    char *url =
-        xasprintf("http://127.0.0.1:%llu/v1/chat/completions", (unsigned long long)c->router_port);
+    char *url = xasprintf("http://127.0.0.1:%llu/v1/%s", (unsigned long long)c->router_port,
+                          chat ? "chat/completions" : "completions");
     const char *key = getenv("OPENAI_API_KEY");
     CLEANUP(free_charp)
     char *auth = key && *key ? xasprintf("Authorization: Bearer %s", key) : NULL;
@@ -322,7 +337,10 @@ static int run(struct cluster *c, const struct run_options *o, const char *text,
     if (!(r = choose(k, o, name, e)))
         r = wait_ready(k, name, deadline, &model, e);
     kube_client_free(k);
-    return r ? r : ask(c, o, model, text, e);
+    if (r || !(r = ask(c, o, model, text, true, e)) || !strstr(e->msg, "no chat template"))
+        return r;
+    progress_done("%s is a base model without a chat template: it goes on with the text", model);
+    return ask(c, o, model, text, false, e);
 }
 
 int run_main(int argc, char **argv)
