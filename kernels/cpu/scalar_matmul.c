@@ -1,6 +1,8 @@
 /* Quantisation of activations and matrix products. */
 #include "kernels/cpu/scalar.h"
 
+#define TOKENS 16u
+
 static void quantize_block(const float *x, uint32_t n, int8_t *codes, struct act_block *b)
 {
     float max = 0;
@@ -43,49 +45,65 @@ static float scale_at(const uint8_t *p, bool f32, size_t i)
 }
 
 /* Codes of one row in one block, in column order. */
-static void row_codes(const uint8_t *p, bool nibbles, uint32_t lane, int32_t out[BLOCK_COLS])
+static void row_codes(const uint8_t *p, bool nibbles, uint32_t lane, int16_t out[BLOCK_COLS])
 {
     for (uint32_t c = 0; c < BLOCK_COLS; c++) {
         uint32_t v = c / 4;
         uint8_t b = p[(nibbles ? v % 4 : v) * 64u + lane * 4u + c % 4];
-        out[c] = !nibbles ? b : v >= 4 ? b >> 4 : b & 15;
+        out[c] = (int16_t)(!nibbles ? b : v >= 4 ? b >> 4 : b & 15);
     }
 }
 
-static int32_t dot(const int32_t *w, const int8_t *x, uint32_t from, uint32_t to)
+/* The integer product of 16 columns. */
+static int32_t dot_16(const int16_t *w, const int8_t *x)
 {
     int32_t h = 0, l = 0;
-    for (uint32_t c = from; c < to; c++) {
-        h += w[c] * x[c];
-        l += w[c] * x[BLOCK_COLS + c];
+    for (int c = 0; c < 16; c++) {
+        h += w[c] * (int16_t)x[c];
+        l += w[c] * (int16_t)x[BLOCK_COLS + (uint32_t)c];
     }
     return h * 128 + l;
 }
 
-static float quantised_row(const struct mat *m, const struct mat_shape *s, const uint8_t *rec,
-                           uint32_t lane, const int8_t *codes, const struct act_block *xb)
+/* One row of a block by one token, added to acc. */
+static float block_product(const struct mat *m, const struct mat_shape *s, const uint8_t *rec,
+                           uint32_t lane, uint32_t b, const int16_t *w, const int8_t *codes,
+                           const struct act_block *x, float acc)
 {
-    bool f32 = s->scale_bytes >= 64, nibbles = s->code_bytes == 256;
+    bool f32 = s->scale_bytes >= 64;
     int32_t zero = m->form == MAT_N4 ? 8 : s->mins_at ? 0 : 128;
-    float acc = 0;
-    for (uint32_t b = 0; b < s->blocks; b++, codes += ACT_BLOCK_BYTES, xb++) {
-        int32_t w[BLOCK_COLS];
-        row_codes(rec + (size_t)b * s->code_bytes, nibbles, lane, w);
-        if (m->form == MAT_I8B16) {
-            for (uint32_t half = 0; half < 2; half++) {
-                int32_t i = dot(w, codes, half * 16, half * 16 + 16) +
-                            zero * (half ? xb->neg_sum - xb->neg_low : xb->neg_low);
-                float d = scale_at(rec + s->scales_at, true, (b * 2u + half) * 16u + lane);
-                acc = fmaf((float)i, d * xb->scale, acc);
-            }
-            continue;
-        }
-        int32_t i = dot(w, codes, 0, BLOCK_COLS) + zero * xb->neg_sum;
-        acc = fmaf((float)i, scale_at(rec + s->scales_at, f32, b * 16u + lane) * xb->scale, acc);
-        if (s->mins_at)
-            acc = fmaf(scale_at(rec + s->mins_at, f32, b * 16u + lane), xb->scaled_sum, acc);
+    int32_t low = dot_16(w, codes), high = dot_16(w + 16, codes + 16);
+    if (m->form == MAT_I8B16) {
+        const uint8_t *scales = rec + s->scales_at;
+        float d0 = scale_at(scales, true, b * 32u + lane),
+              d1 = scale_at(scales, true, b * 32u + 16u + lane);
+        acc = fmaf((float)(low + zero * x->neg_low), d0 * x->scale, acc);
+        return fmaf((float)(high + zero * (x->neg_sum - x->neg_low)), d1 * x->scale, acc);
     }
+    float d = scale_at(rec + s->scales_at, f32, b * 16u + lane) * x->scale;
+    acc = fmaf((float)(low + high + zero * x->neg_sum), d, acc);
+    if (s->mins_at)
+        acc = fmaf(scale_at(rec + s->mins_at, f32, b * 16u + lane), x->scaled_sum, acc);
     return acc;
+}
+
+/* One row by up to TOKENS tokens: the row's codes are taken apart once. */
+static void quantised_row(const struct mat *m, const struct mat_shape *s, const uint8_t *rec,
+                          uint32_t lane, const struct acts *x, uint32_t t0, uint32_t n,
+                          float acc[TOKENS])
+{
+    bool nibbles = s->code_bytes == 256;
+    int16_t w[BLOCK_COLS];
+    for (uint32_t t = 0; t < n; t++)
+        acc[t] = 0;
+    for (uint32_t b = 0; b < s->blocks; b++) {
+        row_codes(rec + (size_t)b * s->code_bytes, nibbles, lane, w);
+        for (uint32_t t = 0; t < n; t++) {
+            size_t at = (size_t)(t0 + t) * s->blocks + b;
+            acc[t] = block_product(m, s, rec, lane, b, w, x->codes + at * ACT_BLOCK_BYTES,
+                                   x->blocks + at, acc[t]);
+        }
+    }
 }
 
 static float float_row(const struct mat *m, const uint8_t *rec, uint32_t lane, const float *x)
@@ -110,16 +128,18 @@ void scalar_matmul(const struct mat *m, uint32_t g0, uint32_t g1, const struct a
 {
     struct mat_shape s;
     mat_shape(m->form, m->rows, m->cols, &s);
-    bool is_float = mat_form_is_float(m->form);
     for (uint32_t row = g0 * GROUP_ROWS; row < g1 * GROUP_ROWS && row < m->rows; row++) {
         const uint8_t *rec = m->data + row / GROUP_ROWS * s.group_bytes;
         uint32_t lane = row % GROUP_ROWS;
-        for (uint32_t t = 0; t < n; t++) {
-            size_t at = (size_t)t * x->n_blocks;
-            y[t * ldy + row] = is_float
-                                   ? float_row(m, rec, lane, x->x + t * x->ldx)
-                                   : quantised_row(m, &s, rec, lane,
-                                                   x->codes + at * ACT_BLOCK_BYTES, x->blocks + at);
+        for (uint32_t t = 0; t < n; t += TOKENS) {
+            uint32_t some = n - t < TOKENS ? n - t : TOKENS;
+            float acc[TOKENS];
+            if (!mat_form_is_float(m->form))
+                quantised_row(m, &s, rec, lane, x, t, some, acc);
+            for (uint32_t i = 0; i < some; i++)
+                y[(t + i) * ldy + row] = mat_form_is_float(m->form)
+                                             ? float_row(m, rec, lane, x->x + (t + i) * x->ldx)
+                                             : acc[i];
         }
     }
 }
