@@ -43,7 +43,7 @@ test: setup-test ## every test, with all set-up; ends with `N passed, N failed`
 	  "pytest:e2e:$(wildcard e2e/test_*.py)"
 
 # Tests of what parses outside bytes, and of what moves memory about, run a second time under the sanitizers.
-ASAN_DIRS := lib/base lib/json lib/io lib/llm lib/wire lib/xfer lib/kube lib/decide worker worker/model local
+ASAN_DIRS := lib/base lib/json lib/io lib/llm lib/wire lib/xfer lib/kube lib/decide worker worker/model agent local
 ASAN_TESTS = $(foreach t,$(filter-out $(NO_ASAN),$(wildcard $(addprefix tests/,$(addsuffix /test_*.c,$(ASAN_DIRS))))),build/asan/$(t:.c=))
 asan-tests: $(ASAN_TESTS)
 
