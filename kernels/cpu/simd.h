@@ -4,8 +4,10 @@
 #include "kernels/ops.h"
 
 #define INLINE static inline __attribute__((always_inline))
-#if defined(__clang__) /* loops with constant bounds, so that arrays of vectors become registers   \
-                        */
+/* Before loops with constant bounds, so that arrays of vectors become registers. */
+#if defined(KERNELS_ROLLED)
+#define UNROLL
+#elif defined(__clang__)
 #define UNROLL _Pragma("unroll")
 #else
 #define UNROLL _Pragma("GCC unroll 16")
