@@ -44,6 +44,8 @@ test: setup-test ## every test, with all set-up; ends with `N passed, N failed`
 
 # Tests of what parses outside bytes, and of what moves memory about, run a second time under the sanitizers.
 ASAN_DIRS := lib/base lib/json lib/io lib/llm lib/wire lib/xfer lib/kube lib/decide worker worker/model agent local
+# Whole models on real weights take minutes there; the same kernels run in test_ops, test_types and test_hostile.
+NO_ASAN := $(addprefix tests/worker/model/test_,$(addsuffix .c,invariance golden score))
 ASAN_TESTS = $(foreach t,$(filter-out $(NO_ASAN),$(wildcard $(addprefix tests/,$(addsuffix /test_*.c,$(ASAN_DIRS))))),build/asan/$(t:.c=))
 asan-tests: $(ASAN_TESTS)
 

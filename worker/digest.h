@@ -1,7 +1,8 @@
-/* digest.h: is the model file the one that was asked for? Reads the whole file once (on a launcher's node, once a node:
- * by --fill). Source: FIPS 180-4 (SHA-256). */
+/* digest.h: is the model file the one that was asked for? Reads the whole file once (on a
+ * launcher's node, once a node: by --fill). Source: FIPS 180-4 (SHA-256). */
 #pragma once
 #include "lib/base/err.h"
 
-/* `hex`: 64 lower-case hex digits, or "" (nothing is asked, 0). EINVAL when the file's digest is another. */
+/* `hex`: 64 lower-case hex digits, or "" (nothing is asked, 0). EINVAL when the file's digest is
+ * another. */
 int digest_check(const char *path, const char *hex, struct err *e) MUST_CHECK;

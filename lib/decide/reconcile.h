@@ -36,7 +36,8 @@ struct rec_pod {
     bool ready, deleting;
     bool failed; /* will never run again: phase Failed or Succeeded */
     bool unschedulable;
-    const char *trouble; /* "CrashLoopBackOff: OOMKilled, exit code 137", or why it fits on no node; NULL when none */
+    const char *trouble; /* "CrashLoopBackOff: OOMKilled, exit code 137", or why it fits on no node;
+                            NULL when none */
     bool standby_ready;  /* a standby worker that has its model loaded */
     uint64_t created_ns, failed_ns, backoff_until_ns;
     uint32_t epoch, load; /* restarts of the group; requests running there (0 when unknown) */
