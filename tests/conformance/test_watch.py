@@ -74,7 +74,8 @@ def test_a_streaming_list_goes_on_as_a_watch(api, ns):
     time.sleep(0.7)
     api.do("POST", cms(ns), config_map("next"))
     t.join(10)
-    assert [e["type"] for e in seen] == ["BOOKMARK", "ADDED"]
+    kinds = [e["type"] for e in seen]  # bookmarks may come at any time
+    assert kinds[0] == "BOOKMARK" and set(kinds[1:-1]) <= {"BOOKMARK"} and kinds[-1] == "ADDED"
 
 
 def test_send_initial_events_needs_its_version_match(api, ns):
