@@ -25,6 +25,7 @@ up: setup ## keep a local cluster running with the deployment `chat` (kubeconfig
 down: ## end what `make up` started
 	@$(BUILD)/bin/baton down --data build/up
 
+SLOW_UNIT := $(addprefix $(BUILD)/tests/,$(addprefix worker/model/test_,golden invariance score) lib/xfer/test_storm)
 check: ## quick checks before a commit (under a minute): build, include direction, sizes, fast unit tests
 	@$(SUBMAKE) build tests-build
 	@tools/run-tests --log $(BUILD)/test "run:include direction:tools/check-includes" "run:sizes:tools/check-size" \
