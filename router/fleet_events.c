@@ -69,16 +69,39 @@ void worker_disconnect(struct worker *w, const char *why)
     lost(w, why);
 }
 
+/* What the other workers of the deployment teach about prefill and steps; false when nothing. */
+static bool peers_mean(const struct worker *w, bool prefill, double *out)
+{
+    double sum = 0;
+    size_t n = 0;
+    for (size_t i = 0; i < w->d->n_workers; i++) {
+        const struct cost_worker *c = &w->d->state[i].cost;
+        const struct cost_fix *f = prefill ? &c->prefill : &c->step;
+        if (i == w->slot || !w->d->worker[i] || f->n == 0)
+            continue;
+        sum += f->log_ratio;
+        n++;
+    }
+    if (n)
+        *out = sum / (double)n;
+    return n > 0;
+}
+
 /* The worker's own measurements correct its prices, when it did that kind of work since the last
- * heartbeat. */
-static void learn(struct worker *w, const struct wire_heartbeat *h)
+ * heartbeat; else they fade towards its peers'. */
+static void learn(struct worker *w, const struct wire_heartbeat *h, double seconds)
 {
     struct cost_worker *c = &w->d->state[w->slot].cost;
+    double mean;
     if (h->load.prompt_tokens_total > w->last_prompt_tokens)
         cost_report_prefill(c, (double)h->load.prefill_tokens_per_s);
+    else if (peers_mean(w, true, &mean))
+        cost_fade(&c->prefill, mean, seconds);
     if (h->load.generated_tokens_total > w->last_generated_tokens)
         cost_report_step(c, h->load.running, (double)h->load.resident_tokens,
                          (double)h->load.decode_step_s);
+    else if (peers_mean(w, false, &mean))
+        cost_fade(&c->step, mean, seconds);
     w->last_prompt_tokens = h->load.prompt_tokens_total;
     w->last_generated_tokens = h->load.generated_tokens_total;
 }
@@ -114,7 +137,7 @@ static int accept_heartbeat(struct worker *w, const struct wire_heartbeat *h, ui
         w->complete = true;
     index_remove(w->d->index, w->slot, (const struct block_name *)h->removed, h->n_removed);
     index_add(w->d->index, w->slot, (const struct block_name *)h->added, h->n_added);
-    learn(w, h);
+    learn(w, h, s->heard_ns && now_ns > s->heard_ns ? (double)(now_ns - s->heard_ns) / 1e9 : 0);
     w->last = *h;
     s->heard_ns = now_ns;
     ledger_reported(w, now_ns);

@@ -69,6 +69,15 @@ void cost_observe(struct cost_fix *f, double predicted_s, double measured_s)
         f->n++;
 }
 
+void cost_fade(struct cost_fix *f, double peer_log_ratio, double seconds)
+{
+    if (f->n == 0)
+        *f = (struct cost_fix){.log_ratio = peer_log_ratio, .n = 1};
+    else if (seconds > 0)
+        f->log_ratio += (1 - exp2(-seconds / COST_FADE_S)) * (peer_log_ratio - f->log_ratio);
+    f->factor = exp(f->log_ratio);
+}
+
 void cost_report_prefill(struct cost_worker *w, double tokens_per_s)
 {
     if (!(tokens_per_s > 0))

@@ -17,6 +17,7 @@
 
 #define COST_MEMORY  16
 #define COST_FIX_MAX 64.0
+#define COST_FADE_S  3.0
 
 struct cost_model {
     double prefill_start_s, prefill_token_s, prefill_pair_s; /* a, p, q */
@@ -50,6 +51,11 @@ double cost_transfer_s(const struct cost_worker *w, double bytes);
 
 void cost_observe(struct cost_fix *f, double predicted_s, double measured_s);
 double cost_factor(const struct cost_fix *f);
+/* A worker that does no such work teaches nothing, and what it taught last grows old: within
+ * COST_FADE_S half of the distance to what its peers (same model, `peer_log_ratio`) teach is gone.
+ * So a worker that was slow once, or is new, is tried again instead of being passed over for ever.
+ */
+void cost_fade(struct cost_fix *f, double peer_log_ratio, double seconds);
 /* What a worker reports itself: prefill tokens a second (0: unknown) and the duration of a step at
  * (batch, kv_tokens). */
 void cost_report_prefill(struct cost_worker *w, double tokens_per_s);

@@ -83,9 +83,28 @@ static void a_workers_own_figures_are_taken(void **s)
     assert_true(fabs(cost_step_s(&w, 4, 1000) - 0.02) < 0.001);
 }
 
+static void what_a_worker_taught_fades_towards_its_peers(void **state)
+{
+    struct cost_fix slow = {0}, fresh = {0};
+    (void)state;
+    for (int i = 0; i < 40; i++)
+        cost_observe(&slow, 1, 8);
+    double before = cost_factor(&slow), peer = log(0.5);
+    assert_true(before > 7.9);
+    cost_fade(&slow, peer, COST_FADE_S);
+    assert_true(fabs(log(cost_factor(&slow)) - (log(before) + peer) / 2) < 1e-9);
+    for (int i = 0; i < 300; i++)
+        cost_fade(&slow, peer, 0.1);
+    assert_true(fabs(cost_factor(&slow) - 0.5) < 0.01);
+    /* A worker that never taught anything begins with what its peers teach. */
+    cost_fade(&fresh, peer, 0);
+    assert_true(fabs(cost_factor(&fresh) - 0.5) < 1e-9);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(what_a_worker_taught_fades_towards_its_peers),
         cmocka_unit_test(kv_bytes_of_a_token_follow_from_the_shape),
         cmocka_unit_test(prefill_grows_with_tokens_and_with_context),
         cmocka_unit_test(a_wrong_prior_is_left_within_sixteen_observations),
