@@ -72,7 +72,8 @@ def test_kill_9_at_random_moments(stack, want, victim):
             killed = time.monotonic()
             # The fleet is back when a question asked after the kill is answered, and the object says Ready.
             eventually(lambda: stack.ask(PROMPTS[i % len(PROMPTS)]).error is None, seconds=60, message=f"an answer after kill {i} of {victim} {pids}")
-            print(f"kill {i}: pids {pids}, answered again after {time.monotonic() - killed:.2f} s")
+            eventually(lambda: stack.kubectl("get", "--raw", "/readyz", check=False).returncode == 0, seconds=60, message=f"the API server after kill {i}")
+            print(f"kill {i}: pids {pids}, API server and answers again after {time.monotonic() - killed:.2f} s")
         stack.wait_ready()
     finally:
         answers = load.stop()
