@@ -81,8 +81,10 @@ def test_kill_9_at_random_moments(stack, want, victim):
     print(f"{len(answers)} requests, {len(failed)} ended in an error, e.g. {failed[:2]}")
     assert load.wrong() == []
     assert max(a.seconds for a in answers) < PATIENCE
-    if victim in ("agent", "controller", "api-server", "prefill"):
+    if victim in ("agent", "controller", "api-server"):
         assert failed == [], "the data path needs none of these"
+    if victim == "prefill":  # killed again and again it is in back-off: then the router says so once its hold is over
+        assert all("no_prefill" in e for e in failed), failed
     eventually(lambda: stack.leaks() == [], seconds=30, message="no leaked block")
 
 
