@@ -8,7 +8,8 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-builtin-rules --no-print-directory
 
 SAN ?=
-BUILD ?= build$(if $(SAN),/$(SAN))
+BREAK ?=
+BUILD ?= build$(if $(SAN),/$(SAN))$(if $(BREAK),/break)
 CC ?= gcc
 ifeq ($(origin CC),default)
 CC := gcc
@@ -24,7 +25,7 @@ SAN_fuzz := -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=un
 # The warnings are enforced by the normal build; sanitizers give false ones, and -O3 with them takes minutes a file.
 SAN_LAST := $(if $(SAN),-O1 -Wno-error)
 CFLAGS += -std=gnu17 -g $(OPT) -fno-common -fstack-protector-strong -D_GNU_SOURCE -I. $(WARN) $(SAN_$(SAN)) \
-  -DBATON_VERSION='"$(VERSION)"'
+  -DBATON_VERSION='"$(VERSION)"' $(if $(BREAK),-DBATON_BREAK)
 LDFLAGS += $(SAN_$(SAN)) -rdynamic -pthread
 LDLIBS := -lm -lpthread -ldl
 
