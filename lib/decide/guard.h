@@ -1,7 +1,9 @@
-/* guard.h: names for the conditions that keep a known failure away (tests/cases.tsv names the failure, the guard
- * and the test that catches it). In a normal build GUARD(name) is the constant true. In a break build
- * (`make BREAK=1 ...`, objects in build/break) it is false for the one name in $BATON_BREAK, so that the case table
- * can prove that each test fails without its guard. Use: `if (GUARD(stale_sample) && is_stale(s)) continue;` */
+/* guard.h: names for the conditions that keep a known failure away (tests/cases.tsv names the
+ * failure, the guard and the test that catches it). In a normal build GUARD(name) is the constant
+ * true. In a break build
+ * (`make BREAK=1 ...`, objects in build/break) it is false for the one name in $BATON_BREAK, so
+ * that the case table can prove that each test fails without its guard. Use: `if
+ * (GUARD(stale_sample) && is_stale(s)) continue;` */
 #pragma once
 #include <stdbool.h>
 
