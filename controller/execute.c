@@ -84,6 +84,13 @@ static void prepare_label(struct turn *t, const struct rec_action *a)
                        a->resource_version, "labels", LABEL_ROLE, rec_role_name(a->role)));
 }
 
+static void prepare_rung(struct turn *t, const struct rec_action *a)
+{
+    add_step(t, a, KUBE_PATCH, &kube_pods, xstrdup(a->name),
+             json_pack("{s:{s:s, s:s, s:{s:s}}}", "metadata", "uid", a->uid, "resourceVersion",
+                       a->resource_version, "annotations", ANN_RUNG, rec_rung_name(a->rung)));
+}
+
 static void prepare_pdb(struct turn *t, const struct kube_infd *d, const struct rec_action *a)
 {
     CLEANUP(free_charp) char *name = pool_name(d, a->role);
@@ -125,6 +132,7 @@ static void prepare(struct turn *t, const struct kube_infd *d, const struct rec_
         break;
     case REC_DELETE_POD: add_step(t, a, KUBE_DELETE, &kube_pods, xstrdup(a->name), NULL); break;
     case REC_LABEL_POD: prepare_label(t, a); break;
+    case REC_RUNG_POD: prepare_rung(t, a); break;
     case REC_POOL_STATUS:
         add_step(t, a, KUBE_APPLY, &kube_wps, pool_name(d, a->role),
                  object_pool_status(d, p, a->role))

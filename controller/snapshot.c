@@ -158,6 +158,7 @@ static void fill_pod(struct build *b, const struct kube_pod *p, struct rec_pod *
         .failed = failed,
         .unschedulable = unschedulable,
         .trouble = worker ? worker : text,
+        .rung = rec_rung_parse(kube_annotation(&p->meta, ANN_RUNG)),
         .standby_ready = actual && strcmp(actual, "standby") == 0,
         .created_ns = p->meta.created_ns,
         .failed_ns = failed ? ended : 0,
@@ -326,6 +327,7 @@ int snapshot_build(struct ctl *c, const struct kube_infd *d, struct arena *a,
         .max_unavailable = small(d->max_unavailable),
         .max_surge = small(d->max_surge),
         .hot_standby = small(d->standby_hot),
+        .warm_standby = small(d->standby_warm),
         .secret = secret_state(&b),
     };
     for (int i = 0; i < REC_ROLES; i++)

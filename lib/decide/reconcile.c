@@ -20,15 +20,34 @@ enum rec_role rec_role_parse(const char *name)
     return REC_NO_ROLE;
 }
 
+const char *rec_rung_name(enum rec_rung r)
+{
+    static const char *const names[] = {"", "warm", "hot"};
+    return names[r];
+}
+
+enum rec_rung rec_rung_parse(const char *name)
+{
+    return name && strcmp(name, "hot") == 0    ? REC_RUNG_HOT
+           : name && strcmp(name, "warm") == 0 ? REC_RUNG_WARM
+                                               : REC_RUNG_NONE;
+}
+
 const char *rec_kind_name(enum rec_kind k)
 {
-    static const char *const names[] = {
-        [REC_CREATE_SECRET] = "create-secret", [REC_CREATE_POOL] = "create-pool",
-        [REC_APPLY_POOL] = "apply-pool",       [REC_SCALE_POOL] = "scale-pool",
-        [REC_RECORD_POOL] = "record-pool",     [REC_DELETE_POOL] = "delete-pool",
-        [REC_APPLY_PDB] = "apply-pdb",         [REC_CREATE_POD] = "create-pod",
-        [REC_DELETE_POD] = "delete-pod",       [REC_LABEL_POD] = "label-pod",
-        [REC_POOL_STATUS] = "pool-status",     [REC_STATUS] = "status"};
+    static const char *const names[] = {[REC_CREATE_SECRET] = "create-secret",
+                                        [REC_CREATE_POOL] = "create-pool",
+                                        [REC_APPLY_POOL] = "apply-pool",
+                                        [REC_SCALE_POOL] = "scale-pool",
+                                        [REC_RECORD_POOL] = "record-pool",
+                                        [REC_DELETE_POOL] = "delete-pool",
+                                        [REC_APPLY_PDB] = "apply-pdb",
+                                        [REC_CREATE_POD] = "create-pod",
+                                        [REC_DELETE_POD] = "delete-pod",
+                                        [REC_LABEL_POD] = "label-pod",
+                                        [REC_RUNG_POD] = "rung-pod",
+                                        [REC_POOL_STATUS] = "pool-status",
+                                        [REC_STATUS] = "status"};
     return names[k];
 }
 
@@ -136,7 +155,7 @@ static void judge(struct rec *r)
         rec_requeue(r, r->now + 10ull * 1000000000);
 }
 
-static int32_t bounded(int32_t n)
+int32_t rec_bounded(int32_t n)
 {
     return n < 0 ? 0 : n > GROUPS_MAX ? GROUPS_MAX : n;
 }
@@ -188,7 +207,7 @@ static void wanted_pool(struct rec *r, enum rec_role i)
     const struct rec_role_spec *role = &r->s->roles[i];
     const struct rec_pool *pool = &role->pool;
     if (pool->exists && pool->deleting) {
-        r->want[i] = bounded(pool->replicas < 0 ? first_number(role) : pool->replicas);
+        r->want[i] = rec_bounded(pool->replicas < 0 ? first_number(role) : pool->replicas);
         rec_requeue(r, r->now + 1000000000ull);
         return;
     }
@@ -197,9 +216,9 @@ static void wanted_pool(struct rec *r, enum rec_role i)
                                        rec_text(r, "%s: make its WorkerPool", rec_role_name(i)));
         a->number = first_number(role);
         a->recorded = role->replicas;
-        r->want[i] = bounded(a->number);
+        r->want[i] = rec_bounded(a->number);
     } else {
-        r->want[i] = bounded(number_of(r, i));
+        r->want[i] = rec_bounded(number_of(r, i));
         if (pool->bounds_min != role->bounds_min || pool->bounds_max != role->bounds_max)
             rec_add(r, REC_APPLY_POOL, i, rec_text(r, "%s: bounds changed", rec_role_name(i)));
     }
@@ -219,7 +238,7 @@ void rec_pools(struct rec *r)
             a->uid = role->pool.uid;
         }
     }
-    r->want[REC_STANDBY] = bounded(r->s->hot_standby);
+    standby_want(r);
 }
 
 int reconcile(const struct rec_snapshot *s, uint64_t now_ns, struct arena *a, struct rec_plan *out)

@@ -29,6 +29,11 @@ enum rec_role rec_role_parse(const char *name);
 #define REC_HEALTHY_NS                                                                             \
     (600ull * 1000000000) /* so long alive: the next failure counts as the first */
 
+/* Rungs of standby pods (DESIGN §8), in the annotation serving.baton.dev/rung. */
+enum rec_rung { REC_RUNG_NONE, REC_RUNG_WARM, REC_RUNG_HOT };
+const char *rec_rung_name(enum rec_rung r); /* "warm", "hot"; "" for none */
+enum rec_rung rec_rung_parse(const char *name);
+
 struct rec_pod {
     const char *name, *uid, *resource_version;
     enum rec_role role; /* desired, its label */
@@ -39,6 +44,7 @@ struct rec_pod {
     const char *trouble; /* "CrashLoopBackOff: OOMKilled, exit code 137", or why it fits on no node;
                             NULL when none */
     bool standby_ready;  /* a standby worker that has its model loaded */
+    enum rec_rung rung;  /* desired, of a standby pod */
     uint64_t created_ns, failed_ns, backoff_until_ns;
     uint32_t epoch, load; /* restarts of the group; requests running there (0 when unknown) */
     const char *crash;    /* JSON record of the failure, for the replacement; NULL when none */
@@ -95,7 +101,7 @@ struct rec_snapshot {
     bool deleting;
     const char *invalid; /* a sentence when the shell can't make pods of this spec; NULL else */
     int32_t max_unavailable, max_surge;
-    int32_t hot_standby;
+    int32_t hot_standby, warm_standby;
     struct rec_role_spec roles[REC_ROLES]; /* REC_STANDBY: only revision is used */
     enum rec_secret secret;
     const struct rec_pod *pods; /* ours, of all roles */
@@ -120,6 +126,7 @@ enum rec_kind {
     REC_CREATE_POD,  /* role, name, revision, epoch, backoff_until_ns, crash, replaces */
     REC_DELETE_POD,  /* name, uid */
     REC_LABEL_POD,   /* name, uid, resource_version, role: a change of role */
+    REC_RUNG_POD,    /* name, uid, resource_version, rung: of a standby pod */
     REC_POOL_STATUS, /* role, counts, selector */
     REC_STATUS,      /* conditions, all counts, url, revision */
 };
@@ -131,6 +138,7 @@ struct rec_action {
     int32_t number, recorded;
     const char *name, *uid, *resource_version, *revision, *crash, *replaces;
     uint32_t epoch;
+    enum rec_rung rung;
     uint64_t backoff_until_ns;
     const char *why; /* a sentence; for the log and the event */
 };

@@ -33,6 +33,13 @@ void rec_pools(struct rec *r); /* fills r->want */
 void rec_pods(struct rec *r);
 void rec_status(struct rec *r);
 
+/* standby.c. The first is called at the end of rec_pools: sets want[REC_STANDBY], the number of
+ * standby groups of all rungs. The second is called by rec_pods after roles have taken what they
+ * lack from other roles and from standby (flips), before groups are made and removed: rungs. */
+void standby_want(struct rec *r);
+void standby_rungs(struct rec *r);
+int32_t rec_bounded(int32_t n); /* 0 to the most groups that a role may have */
+
 bool rec_live(const struct rec_pod *p); /* counts in its role */
 bool rec_current(const struct rec *r, const struct rec_pod *p,
                  enum rec_role role); /* has the role's revision */

@@ -267,6 +267,7 @@ void rec_pods(struct rec *r)
         r->name_seed += hash_mix(0, s->pods[i].uid); /* in any order */
     }
     flips(r);
+    standby_rungs(r);
     for (int i = 0; i < REC_ROLES; i++)
         pods_of_role(r, (enum rec_role)i);
 }

@@ -17,6 +17,7 @@
 #define ANN_BACKOFF_UNTIL BATON_PREFIX "backoff-until"
 #define ANN_ACTUAL_ROLE   BATON_PREFIX "actual-role"
 #define ANN_INCARNATION   BATON_PREFIX "incarnation"
+#define ANN_RUNG          BATON_PREFIX "rung"
 #define GATE_ROLE         BATON_PREFIX "role"
 
 /* A kind as the API names it. view is NULL for kinds that are only written or handled as JSON. */

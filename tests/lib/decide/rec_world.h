@@ -169,6 +169,11 @@ static inline void world_pod_action(struct world *w, const struct rec_action *a)
         p->ready = false;
         w->deleted++;
         break;
+    case REC_RUNG_POD:
+        p = world_pod(w, a->name);
+        assert_non_null(p);
+        p->rung = a->rung;
+        break;
     default:
         p = world_pod(w, a->name);
         assert_non_null(p);
