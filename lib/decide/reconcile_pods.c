@@ -1,5 +1,6 @@
 #include "lib/decide/hash.h"
 #include "lib/decide/reconcile_int.h"
+#include "lib/decide/standby.h"
 
 #include <stdlib.h>
 
@@ -68,6 +69,8 @@ static bool less_useful(const struct rec *r, const struct rec_slot *a, const str
         return ua < ub;
     if (a->pod->unschedulable != b->pod->unschedulable)
         return a->pod->unschedulable;
+    if (a->role == REC_STANDBY && a->pod->rung != b->pod->rung)
+        return a->pod->rung < b->pod->rung;
     if (a->pod->load != b->pod->load)
         return a->pod->load < b->pod->load;
     if (a->pod->created_ns != b->pod->created_ns)
@@ -113,8 +116,13 @@ static struct rec_slot *donor(struct rec *r, enum rec_role from, enum rec_role t
     bool want_ready = n.ready > r->want[from];
     for (struct rec_slot *t = r->slots; t < slot_end(r); t++) {
         bool fits = counts_in(t, from) && !t->flipped && rec_current(r, t->pod, to);
-        if (!fits || (from == REC_STANDBY && !t->pod->standby_ready))
+        if (!fits || (from == REC_STANDBY && !t->pod->standby_ready) ||
+            (to == REC_STANDBY && !t->pod->ready))
             continue;
+        if (best && from == REC_STANDBY) {
+            best = standby_sooner(t->pod, best->pod) ? t : best;
+            continue;
+        }
         if (!best || (t->pod->ready == want_ready) > (best->pod->ready == want_ready) ||
             (t->pod->ready == best->pod->ready && less_useful(r, t, best)))
             best = t;
@@ -125,7 +133,7 @@ static struct rec_slot *donor(struct rec *r, enum rec_role from, enum rec_role t
 static void flips(struct rec *r)
 {
     static const enum rec_role from_order[] = {REC_PREFILL, REC_DECODE, REC_UNIFIED, REC_STANDBY};
-    for (int to = 0; to < REC_STANDBY; to++) {
+    for (int to = 0; to <= REC_STANDBY; to++) { /* what a role has too many may stand by */
         for (size_t k = 0; k < sizeof from_order / sizeof *from_order; k++) {
             enum rec_role from = from_order[k];
             if (from == (enum rec_role)to)
