@@ -58,6 +58,13 @@ struct step {
     enum rec_role role;
 };
 
+/* run.c: opts and loop are set, everything else is zero. ctl_start returns once everything has been
+ * started; ctl_end gives the Lease back and stops the loop; ctl_finish frees after the loop has
+ * stopped. */
+int ctl_start(struct ctl *c, const struct kube_config *config, struct err *e) MUST_CHECK;
+void ctl_end(struct ctl *c);
+void ctl_finish(struct ctl *c);
+
 /* snapshot.c */
 int snapshot_build(struct ctl *c, const struct kube_infd *d, struct arena *a,
                    struct rec_snapshot *out) MUST_CHECK;

@@ -1,0 +1,270 @@
+/* The controller from its caches to its end: what starts, what wakes a key, who leads. */
+#include "controller/controller.h"
+#include "lib/base/log.h"
+#include "lib/base/metrics.h"
+#include "lib/base/rng.h"
+
+static void enqueue(struct ctl *c, const char *namespace, const char *infd)
+{
+    if (!namespace || !infd)
+        return;
+    CLEANUP(free_charp) char *key = xasprintf("%s/%s", namespace, infd);
+    queue_add(c->queue, key);
+}
+
+static bool enqueue_infd(const void *object, void *ctx)
+{
+    const struct kube_infd *d = object;
+    enqueue(ctx, d->meta.namespace, d->meta.name);
+    return true;
+}
+
+/* A name that appears or goes may decide who of two serves a model name: all look again. */
+static void on_infd(const void *old, const void *now, void *ctx)
+{
+    struct ctl *c = ctx;
+    const struct kube_infd *d = now ? now : old;
+    enqueue(c, d->meta.namespace, d->meta.name);
+    if (!old || !now)
+        kube_cache_each(c->infds, enqueue_infd, c);
+}
+
+/* Anything with our label concerns the deployment that the label names. */
+static void on_child(const void *old, const void *now, void *ctx)
+{
+    const struct kube_object *o = now ? now : old;
+    enqueue(ctx, o->meta.namespace, kube_label(&o->meta, LABEL_INFD));
+}
+
+static void on_pod(const void *old, const void *now, void *ctx)
+{
+    expected_seen(ctx, old, now);
+    on_child(old, now, ctx);
+}
+
+/* The first kind that has not been listed yet; NULL when all have been. */
+static const char *missing(const struct ctl *c)
+{
+    const struct {
+        const struct kube_cache *cache;
+        const char *what;
+    } all[] = {{c->infds, "inferencedeployments (are the CRDs installed?)"},
+               {c->wps, "workerpools (are the CRDs installed?)"},
+               {c->pods, "pods"},
+               {c->secrets, "secrets"},
+               {c->pdbs, "poddisruptionbudgets"}};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (!kube_cache_synced(all[i].cache))
+            return all[i].what;
+    return NULL;
+}
+
+static bool synced(const struct ctl *c)
+{
+    return !missing(c);
+}
+
+static void begin_if_ready(struct ctl *c)
+{
+    if (c->leading && synced(c))
+        kube_cache_each(c->infds, enqueue_infd, c);
+}
+
+static void on_synced(void *ctx)
+{
+    begin_if_ready(ctx);
+}
+
+static void work(struct queue *q, const char *key, void *ctx)
+{
+    struct ctl *c = ctx;
+    if (synced(c))
+        execute_work(q, key, ctx);
+    else
+        queue_done(q, key); /* on_synced adds every key */
+}
+
+static void on_resync(uv_timer_t *t)
+{
+    struct ctl *c = t->data;
+    struct rng r = {rng_secret_u64()};
+    begin_if_ready(c);
+    uv_timer_start(t, on_resync, 300000 + rng_below(&r, 300000), 0);
+}
+
+static int start_caches(struct ctl *c, struct err *e)
+{
+    struct {
+        struct kube_cache **cache;
+        struct kube_cache_config cfg;
+    } all[] = {
+        {&c->infds, {.kind = &kube_infds, .on_change = on_infd}},
+        {&c->wps, {.kind = &kube_wps, .on_change = on_child}},
+        {&c->pods, {.kind = &kube_pods, .label_selector = LABEL_INFD, .on_change = on_pod}},
+        {&c->secrets, {.kind = &kube_secrets, .label_selector = LABEL_INFD, .on_change = on_child}},
+        {&c->pdbs, {.kind = &kube_pdbs, .label_selector = LABEL_INFD, .on_change = on_child}},
+        {&c->routers, {.kind = &kube_pods, .label_selector = c->opts.router_selector}},
+    };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        all[i].cfg.namespace = c->namespace;
+        all[i].cfg.on_synced = on_synced;
+        all[i].cfg.ctx = c;
+        int rc = kube_cache_start(c->client, &all[i].cfg, all[i].cache, e);
+        if (rc)
+            return rc;
+    }
+    return 0;
+}
+
+static void stop(struct ctl *c, int code)
+{
+    if (c->stopping)
+        return;
+    c->stopping = true;
+    c->leading = false;
+    c->exit_code = code;
+    uv_stop(c->loop);
+}
+
+static void on_acquired(void *ctx)
+{
+    struct ctl *c = ctx;
+    c->leading = true;
+    metric_set(metric_new(METRIC_GAUGE, "baton_controller_leader", "1 while this process leads."),
+               1);
+    begin_if_ready(c);
+}
+
+static void on_lost(void *ctx)
+{
+    stop(ctx, 1);
+}
+
+static void on_released(void *ctx)
+{
+    stop(ctx, 0);
+}
+
+void ctl_end(struct ctl *c)
+{
+    c->leading = false;
+    if (c->lease)
+        kube_lease_release(c->lease, on_released, c);
+    else
+        stop(c, 0);
+    c->lease = NULL;
+}
+
+static int start_lease(struct ctl *c, struct err *e)
+{
+    CLEANUP(free_charp)
+    char *id = xasprintf("%s_%016llx", c->opts.identity, (unsigned long long)rng_secret_u64());
+    if (c->opts.no_election) {
+        on_acquired(c);
+        return 0;
+    }
+    const char *ns = *c->opts.own_namespace ? c->opts.own_namespace : c->namespace;
+    struct kube_lease_config cfg = {
+        .namespace = ns ? ns : kube_namespace(c->client),
+        .name = "baton-controller",
+        .identity = id,
+        .duration_ms = (unsigned)c->opts.lease_s * 1000,
+        .renew_deadline_ms = (unsigned)c->opts.renew_s * 1000,
+        .retry_ms = (unsigned)c->opts.retry_s * 1000,
+        .on_acquired = on_acquired,
+        .on_lost = on_lost,
+        .ctx = c,
+    };
+    return kube_lease_start(c->client, &cfg, &c->lease, e);
+}
+
+static bool http_ready(void *ctx, struct buf *why)
+{
+    const char *what = missing(ctx);
+    if (!what)
+        return true;
+    return buf_printf(why, "can't list yet: %s; the log says why", what) < 0;
+}
+
+static int http_state(void *ctx, struct buf *out)
+{
+    const struct ctl *c = ctx;
+    return buf_printf(out,
+                      "{\"leading\":%s,\"synced\":%s,\"inferencedeployments\":%zu,\"workerpools\":%"
+                      "zu,\"pods\":%zu,"
+                      "\"queue_depth\":%zu,\"queue_active\":%zu}",
+                      c->leading ? "true" : "false", synced(c) ? "true" : "false",
+                      kube_cache_count(c->infds), kube_cache_count(c->wps),
+                      kube_cache_count(c->pods), queue_depth(c->queue), queue_active(c->queue));
+}
+
+static void handle(struct httpd_req *r, void *ctx)
+{
+    struct httpd_std std = {.ready = http_ready, .state = http_state, .ctx = ctx};
+    if (!httpd_standard(r, &std))
+        httpd_replyf(r, 404, "text/plain",
+                     "not found: try /healthz, /readyz, /metrics or /debug/state\n");
+}
+
+static int start_http(struct ctl *c, struct err *e)
+{
+    struct httpd_config cfg = {
+        .loop = c->loop,
+        .host = c->opts.pod_ip,
+        .port = (uint16_t)c->opts.port,
+        .max_body_bytes = 65536,
+        .handler = handle,
+        .ctx = c,
+    };
+    return httpd_start(&cfg, &c->http, e);
+}
+
+int ctl_start(struct ctl *c, const struct kube_config *config, struct err *e)
+{
+    int rc = kube_client_new(c->loop, config, "baton-controller", &c->client, e);
+    if (rc)
+        return rc;
+    rc = uv_timer_init(c->loop, &c->resync);
+    if (rc)
+        return err_set(e, -rc, "can't make a timer: %s", uv_strerror(rc));
+    c->resync.data = c;
+    uv_timer_start(&c->resync, on_resync, 300000, 0);
+    const char *ns = c->opts.namespace;
+    c->namespace = strcmp(ns, "*") == 0 ? NULL : *ns ? ns : kube_namespace(c->client);
+    struct queue_config q = {.loop = c->loop,
+                             .work = work,
+                             .ctx = c,
+                             .max_active = 4,
+                             .retry_min_ms = 20,
+                             .retry_max_ms = 60000};
+    rc = queue_new(&q, &c->queue, e);
+    if (!rc)
+        rc = kube_events_new(c->client, "baton-controller", c->opts.identity, &c->events, e);
+    if (!rc)
+        rc = start_caches(c, e);
+    if (!rc)
+        rc = load_start(c, e);
+    if (!rc)
+        rc = start_http(c, e);
+    return rc ? rc : start_lease(c, e);
+}
+
+void ctl_finish(struct ctl *c)
+{
+    load_stop(c);
+    kube_cache_stop(c->infds);
+    kube_cache_stop(c->wps);
+    kube_cache_stop(c->pods);
+    kube_cache_stop(c->secrets);
+    kube_cache_stop(c->pdbs);
+    kube_cache_stop(c->routers);
+    kube_events_free(c->events);
+    if (c->http)
+        httpd_stop(c->http);
+    queue_free(c->queue);
+    kube_client_free(c->client);
+    expected_free(c);
+    uv_close((uv_handle_t *)&c->resync, NULL);
+    for (int i = 0; i < 100 && uv_loop_alive(c->loop); i++)
+        uv_run(c->loop, UV_RUN_NOWAIT); /* handles close and free what they belong to */
+}
