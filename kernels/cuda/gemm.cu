@@ -1,0 +1,87 @@
+// Matrix products on tensor cores: plain (used where cuBLASLt is missing) and grouped by expert.
+#include "kernels/cuda/device.h"
+
+#define K_STEP 32u
+#define LD     (K_STEP + 8u)
+
+// One 64 x 64 tile of c = a b^T. Row i of the tile is a_row(i) (NULL: zeros). Four warps of 16
+// rows; two steps of 32 columns in flight.
+template <class Rows>
+DEVICE void gemm_tile(Rows a_row, const uint16_t *b, unsigned b_rows, float *c, size_t ldc,
+                      unsigned c_rows, unsigned k, uint16_t *shared)
+{
+    unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    float sum[8][4];
+#pragma unroll
+    for (int j = 0; j < 8; j++)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            sum[j][i] = 0;
+    auto load = [&](unsigned stage, unsigned k0) {
+        for (unsigned i = threadIdx.x; i < 2 * GEMM_TILE * K_STEP / 8; i += 128) {
+            unsigned matrix = i / (GEMM_TILE * K_STEP / 8), r = i / (K_STEP / 8) % GEMM_TILE,
+                     col = i % (K_STEP / 8) * 8;
+            const uint16_t *from = matrix ? (r < b_rows ? b + (size_t)r * k : nullptr) : a_row(r);
+            bool ok = from && k0 + col < k;
+            copy_async16(shared + ((stage * 2 + matrix) * GEMM_TILE + r) * LD + col,
+                         ok ? from + k0 + col : b, ok);
+        }
+        copy_commit();
+    };
+    load(0, 0);
+    for (unsigned k0 = 0, stage = 0; k0 < k; k0 += K_STEP, stage ^= 1) {
+        if (k0 + K_STEP < k) {
+            load(stage ^ 1, k0 + K_STEP);
+            copy_wait<1>();
+        } else {
+            copy_wait<0>();
+        }
+        __syncthreads();
+        const uint16_t *sa = shared + stage * 2 * GEMM_TILE * LD, *sb = sa + GEMM_TILE * LD;
+#pragma unroll
+        for (unsigned d = 0; d < K_STEP; d += 16) {
+            uint32_t x[4], y[4];
+            ldmatrix(x, sa + (warp * 16 + lane % 16) * LD + d + lane / 16 * 8);
+#pragma unroll
+            for (int j = 0; j < 8; j += 2) {
+                ldmatrix(y, sb + (j * 8 + lane % 8 + lane / 16 * 8) * LD + d + lane / 8 % 2 * 8);
+                mma_bf16(sum[j], x, y);
+                mma_bf16(sum[j + 1], x, y + 2);
+            }
+        }
+        __syncthreads();
+    }
+#pragma unroll
+    for (int j = 0; j < 8; j++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            unsigned r = warp * 16 + lane / 4 + i / 2 * 8, n = j * 8 + lane % 4 * 2 + i % 2;
+            if (r < c_rows && n < b_rows)
+                c[r * ldc + n] = sum[j][i];
+        }
+}
+
+KERNEL(gemm_k, struct gemm_args, 128)
+{
+    SHARED(uint16_t, shared); // [2][2][64][LD]
+    unsigned m0 = blockIdx.y * GEMM_TILE, n0 = blockIdx.x * GEMM_TILE;
+    unsigned rows = min(GEMM_TILE, a.m - m0);
+    auto a_row = [&](unsigned r) { return r < rows ? a.a + (size_t)(m0 + r) * a.k : nullptr; };
+    gemm_tile(a_row, a.b + (size_t)n0 * a.k, min(GEMM_TILE, a.n - n0), a.c + (size_t)m0 * a.n + n0,
+              a.n, rows, a.k, shared);
+}
+
+KERNEL(grouped_gemm_k, struct grouped_gemm_args, 128)
+{
+    SHARED(uint16_t, shared);
+    unsigned p0 = blockIdx.y * GEMM_TILE, n0 = blockIdx.x * GEMM_TILE;
+    uint32_t expert = a.expert_of[blockIdx.y];
+    if (expert == UINT32_MAX)
+        return;
+    auto a_row = [&](unsigned r) {
+        uint32_t row = a.row_of ? a.row_of[p0 + r] : p0 + r;
+        return row == UINT32_MAX ? nullptr : a.a + (size_t)row * a.k;
+    };
+    gemm_tile(a_row, a.b + ((size_t)expert * a.n + n0) * a.k, min(GEMM_TILE, a.n - n0),
+              a.c + (size_t)p0 * a.n + n0, a.n, GEMM_TILE, a.k, shared);
+}

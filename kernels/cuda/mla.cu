@@ -1,0 +1,172 @@
+// Decode attention of MLA with absorbed projections: all heads share one latent a token, which is
+// both key and value.
+#include "kernels/cuda/device.h"
+
+#define LD      (MLA_WIDTH + 8u)
+#define P_LD    (ATTN_TOKENS + 8u)
+#define THREADS 128u
+
+// 16 heads are the rows of one tensor-core tile. Of a step's 32 tokens each of the four warps
+// scores 8, then adds the weighted latents of its own 128 channels.
+struct MlaShared {
+    uint16_t *q, *kv, *p;
+    float *most, *sum; // [4 warps][16 heads]
+
+    DEVICE_MEMBER MlaShared(uint16_t *shared)
+        : q(shared), kv(q + MLA_HEADS * LD), p(kv + 2 * ATTN_TOKENS * LD),
+          most(reinterpret_cast<float *>(p + MLA_HEADS * P_LD)), sum(most + 4 * MLA_HEADS)
+    {
+    }
+};
+
+DEVICE void mla_load(const struct mla_decode_args &a, const MlaShared &sh, unsigned stage,
+                     const uint32_t *table, unsigned t0, unsigned end)
+{
+    for (unsigned i = threadIdx.x; i < ATTN_TOKENS * MLA_WIDTH / 8; i += THREADS) {
+        unsigned t = i / (MLA_WIDTH / 8), c = i % (MLA_WIDTH / 8) * 8, at = t0 + t;
+        bool ok = at < end;
+        at = ok ? at : t0;
+        const uint8_t *from = a.kv.pool + table[at / a.kv.block_tokens] * a.kv.block_bytes +
+                              a.kv.layer_at +
+                              ((size_t)(at % a.kv.block_tokens) * MLA_WIDTH + c) * 2;
+        copy_async16(sh.kv + (stage * ATTN_TOKENS + t) * LD + c, from, ok);
+    }
+    copy_commit();
+}
+
+// This warp's 8 tokens: s rows g and g + 8, tokens 2 t and the next.
+DEVICE void mla_scores(float s[4], const uint16_t *q, const uint16_t *kv, unsigned warp)
+{
+    unsigned lane = threadIdx.x % 32;
+    s[0] = s[1] = s[2] = s[3] = 0;
+#pragma unroll 2
+    for (unsigned d = 0; d < MLA_WIDTH; d += 32) {
+        uint32_t x[4], y[4], b[4];
+        ldmatrix(b, kv + (warp * 8 + lane % 8) * LD + d + lane / 8 * 8);
+        ldmatrix(x, q + (lane % 16) * LD + d + lane / 16 * 8);
+        ldmatrix(y, q + (lane % 16) * LD + d + 16 + lane / 16 * 8);
+        mma_f16(s, x, b);
+        mma_f16(s, y, b + 2);
+    }
+}
+
+KERNEL(mla_decode_k, struct mla_decode_args, 128)
+{
+    SHARED(uint16_t, shared);
+    MlaShared sh(shared);
+    unsigned row = blockIdx.z, first = blockIdx.y * MLA_HEADS;
+    unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+    unsigned end = a.positions[row] + 1, steps = (end + ATTN_TOKENS - 1) / ATTN_TOKENS;
+    unsigned per = (steps + gridDim.x - 1) / gridDim.x * ATTN_TOKENS;
+    unsigned t0 = blockIdx.x * per, t1 = min(end, t0 + per);
+    const uint32_t *table = a.kv.tables + (size_t)a.sequences[row] * a.kv.table_ld;
+    for (unsigned i = threadIdx.x; i < MLA_HEADS * MLA_WIDTH / 8; i += THREADS) {
+        unsigned r = i / (MLA_WIDTH / 8), c = i % (MLA_WIDTH / 8) * 8;
+        copy_async16(sh.q + r * LD + c, a.q + ((size_t)row * a.heads + first + r) * MLA_WIDTH + c,
+                     true);
+    }
+    copy_commit();
+    if (t0 < t1)
+        mla_load(a, sh, 0, table, t0, t1);
+    float o[16][4], m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0};
+#pragma unroll
+    for (int d = 0; d < 16; d++)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            o[d][i] = 0;
+    for (unsigned at = t0, stage = 0; at < t1; at += ATTN_TOKENS, stage ^= 1) {
+        const uint16_t *kv = sh.kv + stage * ATTN_TOKENS * LD;
+        if (at + ATTN_TOKENS < t1) {
+            mla_load(a, sh, stage ^ 1, table, at + ATTN_TOKENS, t1);
+            copy_wait<1>();
+        } else {
+            copy_wait<0>();
+        }
+        __syncthreads();
+        float s[4];
+        mla_scores(s, sh.q, kv, warp);
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+                if (at + warp * 8 + t * 2 + i >= t1)
+                    s[half * 2 + i] = -INFINITY;
+            float most = fmaxf(s[half * 2], s[half * 2 + 1]);
+            most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, 1));
+            most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, 2));
+            if (t == 0)
+                sh.most[warp * MLA_HEADS + g + half * 8] = most;
+        }
+        __syncthreads();
+        float keep[2];
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            unsigned h = g + half * 8;
+            float most = m[half];
+#pragma unroll
+            for (int w = 0; w < 4; w++)
+                most = fmaxf(most, sh.most[w * MLA_HEADS + h]);
+            keep[half] = m[half] == most ? 1.0f : fast_exp(m[half] - most);
+            m[half] = most;
+            float p0 = fast_exp(s[half * 2] - most), p1 = fast_exp(s[half * 2 + 1] - most),
+                  sum = p0 + p1;
+            sum += __shfl_xor_sync(ALL_LANES, sum, 1);
+            sum += __shfl_xor_sync(ALL_LANES, sum, 2);
+            if (t == 0)
+                sh.sum[warp * MLA_HEADS + h] = sum;
+            *reinterpret_cast<uint32_t *>(sh.p + h * P_LD + warp * 8 + t * 2) = pack_f16(p0, p1);
+        }
+        __syncthreads();
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            unsigned h = g + half * 8;
+            l[half] = l[half] * keep[half] + sh.sum[h] + sh.sum[MLA_HEADS + h] +
+                      sh.sum[2 * MLA_HEADS + h] + sh.sum[3 * MLA_HEADS + h];
+        }
+#pragma unroll
+        for (int d = 0; d < 16; d++) {
+            o[d][0] *= keep[0];
+            o[d][1] *= keep[0];
+            o[d][2] *= keep[1];
+            o[d][3] *= keep[1];
+        }
+#pragma unroll
+        for (unsigned h = 0; h < 2; h++) { // tokens 16 h .. 16 h + 15
+            uint32_t p[4];
+            ldmatrix(p, sh.p + (lane % 16) * P_LD + h * 16 + lane / 16 * 8);
+#pragma unroll
+            for (int d = 0; d < 16; d += 2) {
+                uint32_t b[4];
+                ldmatrix_transposed(b, kv + (h * 16 + lane % 16) * LD + warp * 128 + d * 8 +
+                                           lane / 16 * 8);
+                mma_f16(o[d], p, b);
+                mma_f16(o[d + 1], p, b + 2);
+            }
+        }
+        __syncthreads();
+    }
+    if (t0 >= t1)
+        copy_wait<0>();
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        size_t at = (size_t)row * a.heads + first + g + half * 8;
+        size_t part = at * gridDim.x + blockIdx.x;
+        float inv = l[half] > 0 ? 1.0f / l[half] : 0.0f;
+        if (gridDim.x > 1 && warp == 0 && t == 0) {
+            a.part_ml[part * 2] = m[half];
+            a.part_ml[part * 2 + 1] = l[half];
+        }
+#pragma unroll
+        for (int d = 0; d < 16; d++) {
+            unsigned c = warp * 128 + d * 8 + t * 2;
+            float u = o[d][half * 2], v = o[d][half * 2 + 1];
+            if (gridDim.x > 1) {
+                float2 w = {u, v};
+                *reinterpret_cast<float2 *>(a.part + part * MLA_LATENT + c) = w;
+            } else {
+                *reinterpret_cast<uint32_t *>(a.out + at * MLA_LATENT + c) =
+                    pack_bf16(u * inv, v * inv);
+            }
+        }
+    }
+}
