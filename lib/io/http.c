@@ -152,7 +152,8 @@ static void set_options(struct http_call *c, const struct http_client_config *co
     curl_easy_setopt(e, CURLOPT_NOSIGNAL, 1L);
     curl_easy_setopt(e, CURLOPT_FOLLOWLOCATION, 0L);
     curl_easy_setopt(e, CURLOPT_PROTOCOLS_STR, "http,https");
-    curl_easy_setopt(e, CURLOPT_NOPROXY, "*");
+    if (!conf->proxy_env)
+        curl_easy_setopt(e, CURLOPT_NOPROXY, "*");
     curl_easy_setopt(e, CURLOPT_HTTP_VERSION, (long)CURL_HTTP_VERSION_1_1);
     curl_easy_setopt(e, CURLOPT_USERAGENT, conf->user_agent ? conf->user_agent : "baton");
     curl_easy_setopt(e, CURLOPT_HTTPHEADER, c->headers);

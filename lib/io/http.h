@@ -45,6 +45,7 @@ struct http_client_config {
     bool insecure_skip_verify;
     const char *user_agent;
     unsigned max_host_connections; /* 0: unlimited */
+    bool proxy_env; /* honour http_proxy, https_proxy and no_proxy (for addresses outside) */
 };
 
 int http_client_new(const struct http_client_config *c, struct http_client **out,

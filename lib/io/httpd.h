@@ -72,6 +72,9 @@ void httpd_set_header(struct httpd_req *r, const char *name, const char *value);
 void httpd_reply(struct httpd_req *r, int status, const char *content_type, struct str body);
 void httpd_replyf(struct httpd_req *r, int status, const char *content_type, const char *fmt, ...)
     PRINTF_LIKE(4, 5);
+/* `len` bytes of a file from `offset` (sent by the kernel where it can). fd is taken over. */
+void httpd_reply_file(struct httpd_req *r, int status, const char *content_type, int fd,
+                      uint64_t offset, uint64_t len);
 
 /* A streamed reply (chunked). Writes are queued (copied) and flushed by the loop; -EMSGSIZE when
  * more than max_queued bytes wait for a slow client (the caller should httpd_abort), -EPIPE when

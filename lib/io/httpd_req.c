@@ -9,6 +9,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 static int hex(char c)
 {
@@ -272,6 +273,18 @@ void httpd_replyf(struct httpd_req *r, int status, const char *content_type, con
     ASSERT(n >= 0);
     httpd_reply(r, status, content_type, (struct str){text, (size_t)n});
     free(text);
+}
+
+void httpd_reply_file(struct httpd_req *r, int status, const char *content_type, int fd,
+                      uint64_t offset, uint64_t len)
+{
+    if (r->state > EX_PENDING) {
+        close(fd);
+        return;
+    }
+    r->response = MHD_create_response_from_fd_at_offset64(len, fd, offset);
+    ASSERT(r->response);
+    set_response(r, status, content_type, EX_REPLY);
 }
 
 /* The daemon wants bytes. With none to give, the connection is suspended until there are. */
