@@ -12,11 +12,12 @@
 void image_head_sha(const struct image_header *h, const struct image_entry *entries,
                     uint8_t out[32])
 {
-    size_t config = sizeof h->config, dir = h->n_entries * sizeof *entries;
-    uint8_t *all = xmalloc(config + dir);
-    memcpy(all, &h->config, config);
-    memcpy(all + config, entries, dir);
-    SHA256(all, config + dir, out);
+    size_t config = sizeof h->config, dir = h->n_entries * sizeof *entries, shard = sizeof h->shard;
+    uint8_t *all = xmalloc(shard + config + dir);
+    memcpy(all, &h->shard, shard);
+    memcpy(all + shard, &h->config, config);
+    memcpy(all + shard + config, entries, dir);
+    SHA256(all, shard + config + dir, out);
     free(all);
 }
 
@@ -50,11 +51,11 @@ uint64_t model_image_checksum_now(const void *image)
     return image_checksum(image, image_head_bytes(h->n_entries), h->bytes);
 }
 
-static int check_entry(const struct image_header *h, uint32_t i, const struct image_entry *en,
-                       struct err *e)
+static int check_entry(const struct image_header *h, const struct model_part *part, uint32_t i,
+                       const struct image_entry *en, struct err *e)
 {
     struct slot_spec s;
-    slots_spec(&h->config, i, &s);
+    shard_spec(&h->config, part, i, &s);
     if (!en->bytes) {
         if (s.wanted && !s.optional)
             return err_set(e, EINVAL, "the weight image lacks %s", s.name);
@@ -84,9 +85,12 @@ int model_image_check(const void *image, uint64_t bytes, struct err *e)
     if (h->bytes > bytes || h->bytes % 4096)
         return err_set(e, EINVAL, "the weight image is truncated: %llu bytes of %llu",
                        (unsigned long long)bytes, (unsigned long long)h->bytes);
+    struct model_part part;
     int rc = config_check(&h->config, e);
+    rc = rc ? rc : model_shard_check(&h->config, &h->shard, e);
     if (rc < 0)
         return rc;
+    model_part_of(&h->config, &h->shard, &part);
     if (h->n_entries != slots_count(&h->config) || image_head_bytes(h->n_entries) > h->bytes)
         return err_set(e, EINVAL, "the weight image's directory is damaged");
     uint8_t sha[32];
@@ -94,7 +98,7 @@ int model_image_check(const void *image, uint64_t bytes, struct err *e)
     if (memcmp(sha, h->head_sha, sizeof sha) != 0)
         return err_set(e, EINVAL, "the weight image's header is damaged");
     for (uint32_t i = 0; i < h->n_entries; i++)
-        if ((rc = check_entry(h, i, &entries_of(image)[i], e)) < 0)
+        if ((rc = check_entry(h, &part, i, &entries_of(image)[i], e)) < 0)
             return rc;
     return 0;
 }
@@ -111,6 +115,8 @@ int model_attach(const void *image, uint64_t bytes, const char *isa, struct mode
         (void)madvise((void *)(uintptr_t)image, bytes, MADV_HUGEPAGE);
     struct model *m = xcalloc(1, sizeof *m);
     m->config = ((const struct image_header *)image)->config;
+    m->shard = ((const struct image_header *)image)->shard;
+    model_part_of(&m->config, &m->shard, &m->part);
     m->ops = ops;
     m->image = image;
     m->entries = entries_of(image);
@@ -118,10 +124,11 @@ int model_attach(const void *image, uint64_t bytes, const char *isa, struct mode
     return 0;
 }
 
-int model_load(const char *gguf_path, const char *isa, struct model **out, struct err *e)
+int model_shard_load(const char *gguf_path, const char *isa, const struct model_shard *s,
+                     struct model **out, struct err *e)
 {
     uint64_t bytes;
-    int rc = model_image_bytes(gguf_path, isa, &bytes, e);
+    int rc = model_shard_bytes(gguf_path, isa, s, &bytes, e);
     if (rc < 0)
         return rc;
     bytes = (bytes + (2u << 20) - 1) & ~(uint64_t)((2u << 20) - 1);
@@ -131,7 +138,7 @@ int model_load(const char *gguf_path, const char *isa, struct model **out, struc
         return err_set(e, ENOMEM, "no memory for %llu MiB of weights",
                        (unsigned long long)bytes >> 20);
     (void)madvise(p, bytes, MADV_HUGEPAGE);
-    rc = model_image_fill(gguf_path, isa, p, bytes, e);
+    rc = model_shard_fill(gguf_path, isa, s, p, bytes, e);
     if (rc == 0)
         rc = model_attach(p, bytes, isa, out, e);
     if (rc < 0) {
@@ -141,6 +148,11 @@ int model_load(const char *gguf_path, const char *isa, struct model **out, struc
     (*out)->owned = p;
     (*out)->owned_bytes = bytes;
     return 0;
+}
+
+int model_load(const char *path, const char *isa, struct model **out, struct err *e)
+{
+    return model_shard_load(path, isa, NULL, out, e);
 }
 
 void model_free(struct model *m)
@@ -155,6 +167,22 @@ void model_free(struct model *m)
 const struct model_config *model_config(const struct model *m)
 {
     return &m->config;
+}
+
+const struct model_shard *model_shard_of(const struct model *m)
+{
+    return &m->shard;
+}
+
+const struct model_part *model_part(const struct model *m)
+{
+    return &m->part;
+}
+
+uint64_t model_weight_bytes(const struct model *m)
+{
+    const struct image_header *h = (const struct image_header *)(const void *)m->image;
+    return h->bytes - image_head_bytes(h->n_entries);
 }
 
 const char *model_isa(const struct model *m)

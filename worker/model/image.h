@@ -4,7 +4,7 @@
  * little-endian, as the machine's. */
 #pragma once
 #include "kernels/ops.h"
-#include "worker/model/model.h"
+#include "worker/model/shard.h"
 
 enum image_slot { /* tensors outside layers */
                   SLOT_EMBED,
@@ -39,7 +39,7 @@ struct image_entry {
 };
 
 #define IMAGE_MAGIC   "BATONIMG"
-#define IMAGE_VERSION 1u
+#define IMAGE_VERSION 2u
 #define IMAGE_FORM    "x86-r16" /* how matrices lie; the same for scalar, AVX2 and AVX-512 */
 
 struct image_header {
@@ -48,7 +48,8 @@ struct image_header {
     char form[16];
     uint64_t bytes;       /* of the whole image */
     uint64_t checksum;    /* of everything after the header page, set last */
-    uint8_t head_sha[32]; /* SHA-256 of config and directory */
+    uint8_t head_sha[32]; /* SHA-256 of shard, config and directory */
+    struct model_shard shard;
     struct model_config config;
 };
 
@@ -57,7 +58,9 @@ _Static_assert(sizeof(struct image_header) <= IMAGE_ENTRIES_AT,
                "the header fits before the directory");
 
 struct model {
-    struct model_config config;
+    struct model_config config; /* of the whole model */
+    struct model_shard shard;
+    struct model_part part; /* what this image has of it */
     const struct kernel_ops *ops;
     const uint8_t *image;
     const struct image_entry *entries;

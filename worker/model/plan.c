@@ -22,11 +22,12 @@ static int check_tensor(const struct gguf_tensor *t, const struct slot_spec *s,
                         struct image_entry *en, struct err *e)
 {
     enum mat_form form = 0;
-    bool shape = t->ne[0] == s->cols && t->ne[1] == s->rows && t->ne[2] == 1 && t->ne[3] == 1;
+    bool shape =
+        t->ne[0] == s->cols_all && t->ne[1] == s->rows_all && t->ne[2] == 1 && t->ne[3] == 1;
     if (!shape)
         return err_set(e, EINVAL, "tensor %s is %llu x %llu, the model needs %u x %u", s->name,
-                       (unsigned long long)t->ne[1], (unsigned long long)t->ne[0], s->rows,
-                       s->cols);
+                       (unsigned long long)t->ne[1], (unsigned long long)t->ne[0], s->rows_all,
+                       s->cols_all);
     if (s->vector ? t->type != GGUF_F32 : !block_form(t->type, &form))
         return err_set(e, EINVAL, "tensor %s has type %s (%u), which is not supported there",
                        s->name, gguf_type_name(t->type), t->type);
@@ -41,7 +42,7 @@ static int plan_entries(struct plan *p, struct err *e)
     uint64_t at = p->head_bytes;
     for (uint32_t i = 0; i < p->n_entries; i++) {
         struct slot_spec s;
-        slots_spec(&p->config, i, &s);
+        shard_spec(&p->config, &p->part, i, &s);
         if (!s.wanted)
             continue;
         const struct gguf_tensor *t = gguf_tensor(p->file, s.name);
@@ -63,8 +64,10 @@ static int plan_entries(struct plan *p, struct err *e)
 static int plan_make(struct plan *p, struct err *e)
 {
     int rc = config_from_gguf(p->file, &p->config, e);
+    rc = rc ? rc : model_shard_check(&p->config, &p->shard, e);
     if (rc < 0)
         return rc;
+    model_part_of(&p->config, &p->shard, &p->part);
     p->n_entries = slots_count(&p->config);
     p->head_bytes = image_head_bytes(p->n_entries);
     p->entries = xcalloc(p->n_entries, sizeof *p->entries);
@@ -72,9 +75,11 @@ static int plan_make(struct plan *p, struct err *e)
     return plan_entries(p, e);
 }
 
-int plan_open(struct plan *p, const char *gguf_path, struct err *e)
+int plan_open(struct plan *p, const char *gguf_path, const struct model_shard *s, struct err *e)
 {
     memset(p, 0, sizeof *p);
+    if (s)
+        p->shard = *s;
     int rc = gguf_open(gguf_path, &p->file, e);
     if (rc < 0)
         return rc;

@@ -7,6 +7,8 @@
 struct plan {
     struct gguf *file;
     struct model_config config;
+    struct model_shard shard;
+    struct model_part part;
     struct image_entry *entries;
     const struct gguf_tensor **tensors; /* of each entry; NULL when absent */
     uint32_t n_entries;
@@ -15,7 +17,8 @@ struct plan {
 
 /* Opens the file and checks that it has every tensor that its model needs, in a type and shape that
  * we have kernels for. */
-int plan_open(struct plan *p, const char *gguf_path, struct err *e) MUST_CHECK;
+int plan_open(struct plan *p, const char *gguf_path, const struct model_shard *s,
+              struct err *e) MUST_CHECK;
 void plan_close(struct plan *p);
 
 void image_head_sha(const struct image_header *h, const struct image_entry *entries,

@@ -12,18 +12,18 @@ static struct slot_spec vec(uint32_t n)
     return (struct slot_spec){.vector = true, .wanted = true, .rows = 1, .cols = n};
 }
 
-static struct slot_spec mat(uint32_t rows, uint32_t cols)
+static struct slot_spec mat(uint32_t rows, uint32_t cols, enum slot_cut cut)
 {
-    return (struct slot_spec){.wanted = true, .rows = rows, .cols = cols};
+    return (struct slot_spec){.wanted = true, .rows = rows, .cols = cols, .cut = cut};
 }
 
 static void global_spec(const struct model_config *c, uint32_t slot, struct slot_spec *s)
 {
     const char *name = "token_embd";
     switch (slot) {
-    case SLOT_EMBED: *s = mat(c->vocab, c->d_model); break;
+    case SLOT_EMBED: *s = mat(c->vocab, c->d_model, CUT_VOCAB_ROWS); break;
     case SLOT_OUTPUT:
-        *s = mat(c->vocab, c->d_model);
+        *s = mat(c->vocab, c->d_model, CUT_VOCAB_ROWS);
         s->wanted = !c->tied;
         name = "output";
         break;
@@ -36,6 +36,7 @@ static void global_spec(const struct model_config *c, uint32_t slot, struct slot
         s->optional = true;
         name = "rope_freqs";
     }
+    s->ends = slot != SLOT_ROPE_FACTORS;
     snprintf(s->name, sizeof s->name, "%s.weight", name);
 }
 
@@ -44,13 +45,13 @@ static struct slot_spec layer_shape(const struct model_config *c, enum image_lay
     uint32_t q = c->n_heads * c->head_dim, kv = c->n_kv_heads * c->head_dim;
     struct slot_spec s;
     switch (slot) {
-    case SLOT_Q: return mat(q, c->d_model);
+    case SLOT_Q: return mat(q, c->d_model, CUT_Q_ROWS);
     case SLOT_K:
-    case SLOT_V: return mat(kv, c->d_model);
-    case SLOT_O: return mat(c->d_model, q);
+    case SLOT_V: return mat(kv, c->d_model, CUT_KV_ROWS);
+    case SLOT_O: return mat(c->d_model, q, CUT_Q_COLS);
     case SLOT_GATE:
-    case SLOT_UP: return mat(c->d_ff, c->d_model);
-    case SLOT_DOWN: return mat(c->d_model, c->d_ff);
+    case SLOT_UP: return mat(c->d_ff, c->d_model, CUT_FF_ROWS);
+    case SLOT_DOWN: return mat(c->d_model, c->d_ff, CUT_FF_COLS);
     case SLOT_Q_NORM:
     case SLOT_K_NORM:
         s = vec(c->head_dim);
