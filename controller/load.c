@@ -241,7 +241,7 @@ struct gather {
     enum rec_role role;
     uint64_t now;
     struct scale_input in;
-    const char *live[SAMPLES_MAX];
+    struct scale_pod pods[SAMPLES_MAX];
     struct scale_sample samples[SAMPLES_MAX];
 };
 
@@ -255,10 +255,15 @@ static bool gather_pod(const void *object, void *ctx)
         strcmp(p->meta.namespace, g->d->meta.namespace) != 0 || rec_role_parse(role) != g->role ||
         p->meta.deleted_ns)
         return true;
-    if (!p->node && s && s->reason && strcmp(s->reason, "Unschedulable") == 0)
-        g->in.unschedulable = true;
-    if (p->meta.uid && kube_condition_true(&p->conditions, "Ready") && g->in.n_live < SAMPLES_MAX)
-        g->live[g->in.n_live++] = p->meta.uid;
+    const char *rank = kube_label(&p->meta, LABEL_RANK);
+    if (g->in.n_pods < SAMPLES_MAX)
+        g->pods[g->in.n_pods++] = (struct scale_pod){
+            .uid = p->meta.uid,
+            .rank = rank && strcmp(rank, "0") != 0,
+            .ready = kube_condition_true(&p->conditions, "Ready"),
+            .placed = p->node != NULL,
+            .unschedulable = !p->node && s && s->reason && strcmp(s->reason, "Unschedulable") == 0,
+        };
     return true;
 }
 
@@ -308,7 +313,7 @@ static bool gather(struct gather *g, const struct kube_wp *w)
         .max = (int32_t)r->bounds.max,
         .ttft_s = seconds(d->slo_ttft),
         .tpot_s = seconds(d->slo_tpot),
-        .live = g->live,
+        .pods = g->pods,
         .samples = g->samples,
     };
     if (kube_duration_ns(d->scale_down_window, DOWN_WINDOW_NS, &g->in.down_window_ns))

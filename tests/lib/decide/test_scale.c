@@ -13,7 +13,7 @@ struct scene {
     struct scale_input in;
     struct scale_memory m;
     struct scale_decision d;
-    const char *live[8];
+    struct scale_pod pods[8];
     struct scale_sample samples[16];
     uint64_t now;
 };
@@ -30,12 +30,13 @@ static void scene(struct scene *s, enum rec_role role, int32_t current, int32_t 
                                  .heard = true,
                                  .ttft_s = 2,
                                  .down_window_ns = 60 * S_NS,
-                                 .live = s->live,
-                                 .n_live = workers,
+                                 .group_pods = 1,
+                                 .pods = s->pods,
+                                 .n_pods = workers,
                                  .samples = s->samples,
                                  .n_samples = workers};
     for (size_t i = 0; i < workers; i++) {
-        s->live[i] = uids[i];
+        s->pods[i] = (struct scale_pod){.uid = uids[i], .ready = true, .placed = true};
         s->samples[i] = (struct scale_sample){.pod_uid = uids[i],
                                               .role = role,
                                               .ready = true,
@@ -149,7 +150,8 @@ static void no_further_up_while_a_pod_finds_no_node_but_down_goes_on(void **stat
     struct scene s;
     (void)state;
     scene(&s, REC_PREFILL, 2, 1, 10, 1);
-    s.in.unschedulable = true;
+    s.pods[1] = (struct scale_pod){.uid = "p", .unschedulable = true};
+    s.in.n_pods = 2;
     s.samples[0].waiting_tokens = 9000;
     assert_int_equal(after(&s, 30), 2);
     assert_non_null(strstr(s.d.reason, "no node"));
@@ -201,17 +203,30 @@ static void those_who_remain_would_not_soon_be_too_few(void **state)
     assert_int_equal(after(&s, 300), 1);
 }
 
-static void a_silent_live_worker_never_lets_its_role_shrink(void **state)
+static void a_silent_live_worker_counts_as_fully_used_for_going_down(void **state)
 {
     struct scene s;
     (void)state;
+    scene(&s, REC_PREFILL, 6, 1, 10, 6);
+    s.in.n_samples = 5; /* the sixth says nothing: the five idle ones still go, but for one */
+    assert_int_equal(after(&s, 300), 1);
+    assert_non_null(strstr(s.d.reason, "don't report"));
     scene(&s, REC_PREFILL, 3, 1, 10, 3);
-    s.in.n_samples = 2; /* the third says nothing */
+    s.samples[1].age_ns = s.samples[2].age_ns = 6 * S_NS; /* or said it long ago */
+    assert_int_equal(after(&s, 300), 2);
+    assert_int_equal(s.d.dropped[SCALE_DROP_STALE], 2);
+    scene(&s, REC_PREFILL, 3, 1, 10, 3);
+    s.in.n_samples = 0; /* all silent: nobody goes */
     assert_int_equal(after(&s, 300), 3);
-    assert_non_null(strstr(s.d.reason, "reports"));
-    s.in.n_samples = 3;
-    s.samples[2].age_ns = 6 * S_NS; /* or said it long ago */
-    assert_int_equal(after(&s, 300), 3);
+}
+
+static void a_silent_live_worker_counts_as_idle_for_going_up(void **state)
+{
+    struct scene s;
+    (void)state;
+    scene(&s, REC_DECODE, 2, 1, 10, 2);
+    s.in.n_samples = 1;
+    assert_int_equal(after(&s, 30), 2);
 }
 
 static void silent_routers_change_nothing(void **state)
@@ -241,10 +256,11 @@ static void a_worker_still_in_its_old_role_counts_as_silent(void **state)
 {
     struct scene s;
     (void)state;
-    scene(&s, REC_DECODE, 2, 1, 10, 2);
-    s.samples[1].role = REC_PREFILL;
-    s.samples[1].kv_blocks_used = 100;
+    scene(&s, REC_DECODE, 3, 1, 10, 3);
+    s.samples[1].role = s.samples[2].role = REC_PREFILL;
+    s.samples[1].kv_blocks_used = s.samples[2].kv_blocks_used = 100;
     assert_int_equal(after(&s, 300), 2);
+    assert_int_equal(s.d.dropped[SCALE_DROP_ROLE], 2);
 }
 
 static void the_freshest_of_several_routers_samples_counts_once(void **state)
@@ -375,7 +391,8 @@ int main(void)
         cmocka_unit_test(less_must_have_been_enough_for_the_whole_window),
         cmocka_unit_test(down_goes_to_the_highest_need_within_the_window),
         cmocka_unit_test(those_who_remain_would_not_soon_be_too_few),
-        cmocka_unit_test(a_silent_live_worker_never_lets_its_role_shrink),
+        cmocka_unit_test(a_silent_live_worker_counts_as_fully_used_for_going_down),
+        cmocka_unit_test(a_silent_live_worker_counts_as_idle_for_going_up),
         cmocka_unit_test(silent_routers_change_nothing),
         cmocka_unit_test(samples_of_the_dead_and_of_strangers_do_not_count),
         cmocka_unit_test(a_worker_still_in_its_old_role_counts_as_silent),
