@@ -167,13 +167,17 @@ static void turn_free(struct turn *t)
     free(t);
 }
 
+static void observe(const char *name, const char *help, uint64_t since_ns)
+{
+    metric_observe(metric_series(metric_family(METRIC_HISTOGRAM, name, help, "", NULL, 0)),
+                   (double)(clock_mono_ns() - since_ns) / 1e9);
+}
+
 static void turn_end(struct turn *t, bool ok)
 {
     struct ctl *c = t->ctl;
-    metric_observe(
-        metric_series(metric_family(METRIC_HISTOGRAM, "baton_controller_reconcile_seconds",
-                                    "Time of one reconciliation, requests included.", "", NULL, 0)),
-        (double)(clock_mono_ns() - t->started_ns) / 1e9);
+    observe("baton_controller_reconcile_seconds", "Time of one reconciliation, requests included.",
+            t->started_ns);
     if (ok) {
         if (t->requeue_ms)
             queue_add_after(c->queue, t->key, t->requeue_ms);
@@ -328,6 +332,9 @@ void execute_work(struct queue *q, const char *key, void *ctx)
     t->steps = xcalloc(plan.n + 1, sizeof *t->steps);
     for (size_t i = 0; i < plan.n; i++)
         prepare(t, d, &plan, &plan.actions[i]);
+    observe("baton_controller_decide_seconds",
+            "Time from the caches to requests that are ready: snapshot, plan, bodies.",
+            t->started_ns);
     t->requeue_ms = delay_ms(plan.requeue_at_ns, now);
     arena_fini(&a);
     next(t);
