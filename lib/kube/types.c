@@ -112,6 +112,10 @@ static const struct view role_view =
 static const struct view tier_view = VIEW(infd_tier, "tier", F(infd_tier, "name", VIEW_STR, name),
                                           F(infd_tier, "size", VIEW_STR, size));
 
+static const struct view query_view =
+    VIEW(infd_query, "query", F(infd_query, "role", VIEW_STR, role),
+         F(infd_query, "query", VIEW_STR, query), F(infd_query, "target", VIEW_STR, target));
+
 static const struct view role_status_view =
     VIEW(infd_role_status, "roleStatus", F(infd_role_status, "desired", VIEW_INT, desired),
          F(infd_role_status, "current", VIEW_INT, current),
@@ -139,6 +143,9 @@ const struct view kube_infd_view = VIEW(
     I("spec.scaling.ratio.max", VIEW_STR, ratio_max),
     I("spec.scaling.budget.groups", VIEW_INT, budget_groups),
     I("spec.scaling.downWindow", VIEW_STR, scale_down_window),
+    I("spec.scaling.capacity", VIEW_STR, scaling_capacity),
+    I("spec.scaling.prometheus.url", VIEW_STR, prometheus_url),
+    IS("spec.scaling.prometheus.queries", VIEW_LIST, prometheus_queries, query_view),
     I("spec.routing.disaggregation", VIEW_STR, disaggregation),
     I("spec.routing.policy", VIEW_STR, policy),
     I("spec.kvCache.blockTokens", VIEW_INT, kv_block_tokens),
@@ -156,7 +163,11 @@ const struct view kube_infd_view = VIEW(
     IS("status.prefill", VIEW_OBJ, prefill_status, role_status_view),
     IS("status.decode", VIEW_OBJ, decode_status, role_status_view),
     IS("status.unified", VIEW_OBJ, unified_status, role_status_view),
-    I("status.url", VIEW_STR, url), I("status.revision", VIEW_STR, revision));
+    I("status.url", VIEW_STR, url), I("status.revision", VIEW_STR, revision),
+    I("status.standby.leadSeconds.hot", VIEW_NUM, lead_hot_s),
+    I("status.standby.leadSeconds.warm", VIEW_NUM, lead_warm_s),
+    I("status.standby.leadSeconds.cached", VIEW_NUM, lead_cached_s),
+    I("status.standby.leadSeconds.cold", VIEW_NUM, lead_cold_s));
 
 static const struct view decision_view =
     VIEW(wp_decision, "decision", F(wp_decision, "at", VIEW_TIME, at_ns),

@@ -119,6 +119,10 @@ struct infd_tier {
     uint64_t has;
     const char *name, *size; /* "dram", "nvme"; a quantity */
 };
+struct infd_query { /* PromQL in place of Baton's rule */
+    uint64_t has;
+    const char *role, *query, *target; /* target: a decimal; absent: the value is groups */
+};
 struct infd_role_status {
     uint64_t has;
     int64_t desired, current, ready, updated;
@@ -139,7 +143,9 @@ struct kube_infd {
     const char *scaling_mode;          /* Baton, External, Off */
     const char *ratio_min, *ratio_max; /* prefill groups per decode group */
     int64_t budget_groups;
-    const char *scale_down_window;
+    const char *scale_down_window, *scaling_capacity; /* capacity: Known, Any */
+    const char *prometheus_url;
+    struct view_list prometheus_queries; /* struct infd_query */
     const char *disaggregation, *policy; /* routing: auto, always, never; cost, round-robin */
     int64_t kv_block_tokens;
     const char *kv_dtype, *kv_size, *kv_ttl;
@@ -154,6 +160,7 @@ struct kube_infd {
     struct view_list conditions; /* struct kube_condition */
     struct infd_role_status prefill_status, decode_status, unified_status;
     const char *url, *revision;
+    double lead_hot_s, lead_warm_s, lead_cached_s, lead_cold_s; /* status.standby.leadSeconds */
 };
 
 /* WorkerPool (wp) */
