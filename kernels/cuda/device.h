@@ -107,7 +107,7 @@ DEVICE void ldmatrix_transposed(uint32_t r[4], const uint16_t *row)
         #name, [](const void *p) { name(*static_cast<const args_t *>(p)); });                      \
     static void name(const args_t &a)
 #define SHARED(type, name) type *name = reinterpret_cast<type *>(emu::block_now.shared)
-#define DEVICE        static inline __attribute__((unused))
+#define DEVICE             static inline __attribute__((unused))
 #define DEVICE_MEMBER
 
 DEVICE float bf16_value(uint16_t v)
@@ -187,8 +187,8 @@ template <int LEFT> DEVICE void copy_wait()
 }
 #define ldmatrix(r, row)            emu::load_matrices(__LINE__, r, row, false)
 #define ldmatrix_transposed(r, row) emu::load_matrices(__LINE__, r, row, true)
-#define mma_bf16(c, a, b)  emu::mma_16816(__LINE__, c, a, b, bf16_value)
-#define mma_f16(c, a, b)   emu::mma_16816(__LINE__, c, a, b, f16_value)
+#define mma_bf16(c, a, b)           emu::mma_16816(__LINE__, c, a, b, bf16_value)
+#define mma_f16(c, a, b)            emu::mma_16816(__LINE__, c, a, b, f16_value)
 #endif
 
 #define ALL_LANES 0xffffffffu
