@@ -11,12 +11,12 @@ static size_t pad64(size_t n)
 
 bool mat_form_ok(uint32_t form)
 {
-    return form >= MAT_N4 && form <= MAT_BF16;
+    return form >= MAT_N4 && form <= MAT_F8;
 }
 
 bool mat_form_is_float(enum mat_form form)
 {
-    return form == MAT_F32 || form == MAT_F16 || form == MAT_BF16;
+    return form >= MAT_F32;
 }
 
 void mat_shape(enum mat_form form, uint32_t rows, uint32_t cols, struct mat_shape *out)
@@ -31,7 +31,10 @@ void mat_shape(enum mat_form form, uint32_t rows, uint32_t cols, struct mat_shap
     ASSERT(mat_form_ok(form));
     struct mat_shape s = {.groups = (rows + GROUP_ROWS - 1) / GROUP_ROWS,
                           .blocks = (cols + BLOCK_COLS - 1) / BLOCK_COLS};
-    if (mat_form_is_float(form)) {
+    if (form == MAT_F8) {
+        s.scales_at = pad64((size_t)cols * GROUP_ROWS);
+        s.group_bytes = s.scales_at + (cols + F8_COLS - 1) / F8_COLS * GROUP_ROWS * sizeof(float);
+    } else if (mat_form_is_float(form)) {
         s.group_bytes = pad64((size_t)cols * GROUP_ROWS * (form == MAT_F32 ? 4 : 2));
     } else {
         s.code_bytes = sizes[form].code;
@@ -95,6 +98,29 @@ uint16_t f32_to_f16(float f)
     return (uint16_t)(sign | ((abs - 0x38000000u) >> 13));
 }
 
+/* ---- f8 ---- */
+
+float f8_to_f32(uint8_t b)
+{
+    if ((b & 0x7f) == 0x7f)
+        return NAN;
+    return f16_to_f32((uint16_t)((b & 0x80u) << 8 | (b & 0x7fu) << 7)) * 256.0f;
+}
+
+uint8_t f32_to_f8(float f)
+{
+    uint32_t bits;
+    memcpy(&bits, &f, 4);
+    uint8_t sign = (uint8_t)(bits >> 24 & 0x80u);
+    float abs = fabsf(f);
+    if (!(abs < 464.0f)) /* past the middle of 448 and what would be next; NaN */
+        return isnan(f) ? (uint8_t)(sign | 0x7f) : (uint8_t)(sign | 0x7e);
+    if (abs < 0x1p-6f) /* subnormal: a multiple of 2^-9 */
+        return (uint8_t)(sign | (uint8_t)rintf(abs * 512.0f));
+    bits = (bits & 0x7fffffffu) + 0x7ffffu + (bits >> 20 & 1u);
+    return (uint8_t)(sign | (uint8_t)((bits >> 20) - (120u << 3)));
+}
+
 /* ---- rotary embedding ---- */
 
 void rope_freqs(double *freqs, uint32_t dims, float base, float scale, const float *factors)
@@ -141,9 +167,16 @@ static float half_or_float(const uint8_t *p, bool f32, size_t i)
 
 static void float_row(const struct mat *m, const uint8_t *rec, uint32_t lane, float *out)
 {
+    struct mat_shape s;
+    mat_shape(m->form, m->rows, m->cols, &s);
+    const uint8_t *scales = rec + s.scales_at; /* MAT_F8 */
     for (uint32_t k = 0; k < m->cols; k++) {
         size_t i = (size_t)k * GROUP_ROWS + lane;
-        if (m->form == MAT_BF16) {
+        if (m->form == MAT_F8) {
+            float scale;
+            memcpy(&scale, scales + (k / F8_COLS * GROUP_ROWS + lane) * sizeof scale, sizeof scale);
+            out[k] = f8_to_f32(rec[i]) * scale;
+        } else if (m->form == MAT_BF16) {
             uint32_t bits = (uint32_t)rec[2 * i] << 16 | (uint32_t)rec[2 * i + 1] << 24;
             memcpy(&out[k], &bits, 4);
         } else {

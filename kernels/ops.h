@@ -7,9 +7,10 @@
  * in order, by fma), then adds lane i and i+8, i and i+4, i and i+2, i and i+1. matmul   quantised:
  * for each block of 32 columns (16 for MAT_I8B16) in order, the integer dot product (exact), times
  *            (weight scale x activation scale) by fma, then the minimum times the activations'
- * scaled sum by fma. float: fma over the columns in order. attention: windows of 32 positions
- * aligned to position 0, online softmax; scores are fma over dims in order. Files are compiled with
- * -ffp-contract=off: an fma happens where the text says so.
+ * scaled sum by fma. float: fma over the columns in order; MAT_F8: 128 columns so, then times their
+ * scale by fma. attention: windows of 32 positions aligned to position 0, online softmax; scores
+ * are fma over dims in order. Files are compiled with -ffp-contract=off: an fma happens where the
+ * text says so.
  *
  * Activations are quantised to 15 bits a value with one f32 scale for 32 columns: q = 128 h + l, h
  * and l int8, so that a dot product is two byte dot products. The error is 1/128 of that of the
@@ -27,7 +28,7 @@
 #define GROUP_ROWS      16u /* rows interleaved in one vector: "R16" */
 #define BLOCK_COLS      32u
 #define ATTN_WINDOW     32u
-#define HEAD_DIM_MAX    512u
+#define HEAD_DIM_MAX    1024u
 #define ACT_STEPS       16256.0f /* 127 x 128: the largest quantised activation */
 #define ACT_BLOCK_BYTES 64u      /* codes of one block: 32 h, then 32 l */
 
@@ -47,7 +48,9 @@ enum mat_form {
     MAT_F32,    /* [column][row] floats */
     MAT_F16,
     MAT_BF16,
+    MAT_F8, /* [column][row] E4M3, then f32 scales [128 columns][row]: DeepSeek's FP8 */
 };
+#define F8_COLS 128u /* that share a scale */
 
 struct mat {
     enum mat_form form;
@@ -137,4 +140,7 @@ void rope_table(float *cs, uint32_t pos, uint32_t dims, const double *freqs);
 void mat_row(const struct mat *m, uint32_t row, float *out);
 
 float f16_to_f32(uint16_t h);
+/* E4M3 (OCP: bias 7, no infinities, 0x7f is NaN): nearest even, saturating at 448. */
+float f8_to_f32(uint8_t b);
+uint8_t f32_to_f8(float f);
 uint16_t f32_to_f16(float f);

@@ -123,6 +123,23 @@ static float float_row(const struct mat *m, const uint8_t *rec, uint32_t lane, c
     return acc;
 }
 
+/* Codes, a 256th of their value, are summed up for 128 columns; then their scale counts. */
+static float f8_row(const struct mat *m, const struct mat_shape *s, const uint8_t *rec,
+                    uint32_t lane, const float *x)
+{
+    float sum = 0;
+    for (uint32_t k = 0; k < m->cols; k += F8_COLS) {
+        uint32_t end = m->cols - k < F8_COLS ? m->cols : k + F8_COLS;
+        float acc = 0, scale;
+        for (uint32_t i = k; i < end; i++)
+            acc = fmaf(f8_to_f32(rec[(size_t)i * GROUP_ROWS + lane]) * 0x1p-8f, x[i], acc);
+        memcpy(&scale, rec + s->scales_at + (k / F8_COLS * GROUP_ROWS + lane) * sizeof scale,
+               sizeof scale);
+        sum = fmaf(acc, scale * 256.0f, sum);
+    }
+    return sum;
+}
+
 void scalar_matmul(const struct mat *m, uint32_t g0, uint32_t g1, const struct acts *x, uint32_t n,
                    float *y, size_t ldy)
 {
@@ -137,9 +154,10 @@ void scalar_matmul(const struct mat *m, uint32_t g0, uint32_t g1, const struct a
             if (!mat_form_is_float(m->form))
                 quantised_row(m, &s, rec, lane, x, t, some, acc);
             for (uint32_t i = 0; i < some; i++)
-                y[(t + i) * ldy + row] = mat_form_is_float(m->form)
-                                             ? float_row(m, rec, lane, x->x + (t + i) * x->ldx)
-                                             : acc[i];
+                y[(t + i) * ldy + row] =
+                    m->form == MAT_F8            ? f8_row(m, &s, rec, lane, x->x + (t + i) * x->ldx)
+                    : mat_form_is_float(m->form) ? float_row(m, rec, lane, x->x + (t + i) * x->ldx)
+                                                 : acc[i];
         }
     }
 }

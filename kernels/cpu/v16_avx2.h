@@ -138,6 +138,25 @@ INLINE v16 v_load_bf16(const uint16_t *p)
         _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(q + 1)), 16))};
 }
 
+/* A 256th of what E4M3 codes stand for. */
+INLINE v16 v_load_f8(const uint8_t *p)
+{
+    __m256i b = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(const void *)p));
+    __m256i sign = _mm256_slli_epi16(_mm256_and_si256(b, _mm256_set1_epi16(0x80)), 8);
+    __m256i rest = _mm256_slli_epi16(_mm256_and_si256(b, _mm256_set1_epi16(0x7f)), 7);
+    __m256i h = _mm256_or_si256(sign, rest);
+    return (v16){_mm256_cvtph_ps(_mm256_castsi256_si128(h)),
+                 _mm256_cvtph_ps(_mm256_extracti128_si256(h, 1))};
+}
+
+/* Signed bytes. */
+INLINE v16 v_load_i8(const int8_t *p)
+{
+    __m128i b = _mm_loadu_si128((const __m128i *)(const void *)p);
+    return (v16){_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(b)),
+                 _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(b, 8)))};
+}
+
 INLINE void v_store_f16_n(uint16_t *p, v16 v, uint32_t n)
 {
     __m128i h[2] = {_mm256_cvtps_ph(v.a, _MM_FROUND_TO_NEAREST_INT),

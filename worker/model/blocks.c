@@ -132,3 +132,44 @@ void block_decode(uint32_t gguf_type, const uint8_t *row, uint32_t cols, uint8_t
         }
     }
 }
+
+/* ---- as floats ---- */
+
+static float float_at(uint32_t type, const uint8_t *row, uint32_t k)
+{
+    uint32_t bits = 0;
+    float f;
+    if (type == GGUF_F16)
+        return half_at(row + 2 * (size_t)k);
+    if (type == GGUF_BF16)
+        bits = (uint32_t)row[2 * (size_t)k] << 16 | (uint32_t)row[2 * (size_t)k + 1] << 24;
+    else
+        memcpy(&bits, row + 4 * (size_t)k, 4);
+    memcpy(&f, &bits, 4);
+    return f;
+}
+
+static int zero_of(enum mat_form form)
+{
+    return form == MAT_N4 ? 8 : form == MAT_I8 || form == MAT_I8B16 ? 128 : 0;
+}
+
+void block_floats(uint32_t gguf_type, const uint8_t *row, uint32_t cols, float *out)
+{
+    enum mat_form form = 0;
+    uint32_t step = 0, bytes = 0;
+    ASSERT(block_form(gguf_type, &form) && gguf_type_block(gguf_type, &step, &bytes));
+    if (step == 1) {
+        for (uint32_t k = 0; k < cols; k++)
+            out[k] = float_at(gguf_type, row, k);
+        return;
+    }
+    uint32_t per = form == MAT_I8B16 ? 16 : 32;
+    for (uint32_t k = 0; k < cols; k += step, row += bytes) {
+        uint8_t codes[256];
+        float scales[16], mins[8] = {0};
+        block_decode(gguf_type, row, step, codes, scales, mins);
+        for (uint32_t i = 0; i < step; i++)
+            out[k + i] = scales[i / per] * (float)(codes[i] - zero_of(form)) + mins[i / 32];
+    }
+}

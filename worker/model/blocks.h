@@ -10,3 +10,5 @@ bool block_form(uint32_t gguf_type, enum mat_form *out);
  * 32 columns (scales: one for 16 in MAT_I8B16). mins are untouched in forms without. */
 void block_decode(uint32_t gguf_type, const uint8_t *row, uint32_t cols, uint8_t *codes,
                   float *scales, float *mins);
+/* One row of any type that has a form, as floats. */
+void block_floats(uint32_t gguf_type, const uint8_t *row, uint32_t cols, float *out);

@@ -61,7 +61,7 @@ static int check_entry(const struct image_header *h, const struct model_part *pa
             return err_set(e, EINVAL, "the weight image lacks %s", s.name);
         return 0;
     }
-    if (en->rows != s.rows || en->cols != s.cols || (en->form == 0) != s.vector ||
+    if (en->rows != slot_rows(&s) || en->cols != s.cols || (en->form == 0) != s.vector ||
         (en->form && !mat_form_ok(en->form)))
         return err_set(e, EINVAL, "the weight image's %s has another shape", s.name);
     uint64_t need =
@@ -124,11 +124,11 @@ int model_attach(const void *image, uint64_t bytes, const char *isa, struct mode
     return 0;
 }
 
-int model_shard_load(const char *gguf_path, const char *isa, const struct model_shard *s,
+int model_shard_load(const char *path, const char *isa, const struct model_shard *s,
                      struct model **out, struct err *e)
 {
     uint64_t bytes;
-    int rc = model_shard_bytes(gguf_path, isa, s, &bytes, e);
+    int rc = model_shard_bytes(path, isa, s, &bytes, e);
     if (rc < 0)
         return rc;
     bytes = (bytes + (2u << 20) - 1) & ~(uint64_t)((2u << 20) - 1);
@@ -138,7 +138,7 @@ int model_shard_load(const char *gguf_path, const char *isa, const struct model_
         return err_set(e, ENOMEM, "no memory for %llu MiB of weights",
                        (unsigned long long)bytes >> 20);
     (void)madvise(p, bytes, MADV_HUGEPAGE);
-    rc = model_shard_fill(gguf_path, isa, s, p, bytes, e);
+    rc = model_shard_fill(path, isa, s, p, bytes, e);
     if (rc == 0)
         rc = model_attach(p, bytes, isa, out, e);
     if (rc < 0) {

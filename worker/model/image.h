@@ -28,6 +28,20 @@ enum image_layer_slot {
     SLOT_UP,
     SLOT_DOWN,
     SLOT_POST_FFN_NORM,
+    SLOT_Q_BIAS,
+    SLOT_K_BIAS,
+    SLOT_V_BIAS,
+    SLOT_Q_A, /* latent attention: queries compressed (SLOT_Q takes them on), their norm, KV */
+    SLOT_Q_A_NORM,
+    SLOT_KV_A,
+    SLOT_KV_A_NORM,
+    SLOT_K_UP, /* of each head: its part without rotation into the latent space */
+    SLOT_V_UP, /* of each head: the latent to its value */
+    SLOT_ROUTER,
+    SLOT_ROUTER_BIAS,
+    SLOT_EXPERT_GATE, /* of each expert; shared ones are SLOT_GATE, SLOT_UP, SLOT_DOWN */
+    SLOT_EXPERT_UP,
+    SLOT_EXPERT_DOWN,
     IMAGE_LAYER_SLOTS,
 };
 
@@ -39,7 +53,7 @@ struct image_entry {
 };
 
 #define IMAGE_MAGIC   "BATONIMG"
-#define IMAGE_VERSION 2u
+#define IMAGE_VERSION 3u
 #define IMAGE_FORM    "x86-r16" /* how matrices lie; the same for scalar, AVX2 and AVX-512 */
 
 struct image_header {

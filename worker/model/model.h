@@ -25,41 +25,94 @@
 #pragma once
 #include "lib/base/str.h"
 
-enum model_arch { MODEL_LLAMA = 1, MODEL_GEMMA3 = 2 };
+enum model_arch {
+    MODEL_LLAMA = 1, /* Llama 1 to 3, Mistral, SmolLM */
+    MODEL_GEMMA3,
+    MODEL_QWEN2, /* 2 and 2.5 */
+    MODEL_QWEN3,
+    MODEL_MIXTRAL,
+    MODEL_QWEN3_MOE,
+    MODEL_DEEPSEEK, /* V2, V3: latent attention, shared and routed experts */
+};
 
-#define MODEL_LAYERS_MAX 256
-#define MODEL_NO_TOKEN   UINT32_MAX
+enum model_rope_scaling { MODEL_ROPE_PLAIN, MODEL_ROPE_LINEAR, MODEL_ROPE_LLAMA3, MODEL_ROPE_YARN };
+
+#define MODEL_LAYERS_MAX  256
+#define MODEL_EXPERTS_MAX 1024 /* of a layer, replicas included */
+#define MODEL_TOP_MAX     32   /* experts of one token */
+#define MODEL_NO_TOKEN    UINT32_MAX
+
+/* Rotary embedding. Frequencies of global layers: base^(-2i/dims), changed by `scaling` (Llama 3.1:
+ * by wavelength between original / low and original / high; YaRN, arXiv 2309.00071: a ramp between
+ * the dimensions that turn `high` (beta_fast) and `low` (beta_slow) times in `original` tokens). */
+struct model_rope {
+    uint32_t scaling;  /* enum model_rope_scaling */
+    uint32_t original; /* tokens that the model was first trained on */
+    float factor;      /* positions are divided by it: 1 when plain */
+    float low, high;
+    float magnitude; /* sine and cosine are multiplied by it */
+    uint32_t exact;  /* YaRN: the ramp's ends are not rounded */
+    uint32_t reserved;
+};
+
+/* Experts of a layer. Scores of a token: softmax or sigmoid of the router's products; the best
+ * `used` are taken, with groups > 1 out of the best `groups_used` groups (a group's score: its best
+ * expert's, or with `top2` the sum of its best two). A bias, where there is one, counts in the
+ * choice only. Weights: the scores, `normalise`d to a sum of 1, times `scale`. */
+struct model_moe {
+    uint32_t experts; /* 0: every layer is dense */
+    uint32_t used, groups, groups_used;
+    uint32_t d_expert, d_shared; /* d_shared: of all shared experts together; 0: none */
+    float scale;
+    uint8_t sigmoid, normalise, top2, reserved;
+};
+
+/* Latent attention (DeepSeek-V2, arXiv 2405.04434). Absorbed: queries are taken into the latent
+ * space, KV is one latent of rank + rope values a token that all heads share, its first `rank`
+ * values are V. */
+struct model_mla {
+    uint32_t rank;    /* of the KV latent; 0: the model has ordinary attention */
+    uint32_t q_rank;  /* 0: queries are not compressed */
+    uint32_t nope, v; /* of a head: dimensions without rotation; of its value */
+};
 
 struct model_config {
     enum model_arch arch;
     char name[64]; /* general.name */
+    /* With latent attention: n_kv_heads is 1, head_dim is rank + rope_dims. */
     uint32_t n_layers, d_model, n_heads, n_kv_heads, head_dim, d_ff, vocab;
     uint32_t context_tokens;
     uint32_t sliding_window; /* tokens that a local layer sees (0: every layer is global) */
-    uint32_t global_every;   /* layer i is global when (i + 1) % global_every == 0 (1: all are) */
     uint32_t rope_dims;
     float rope_base, rope_base_local; /* of global and of local layers */
-    float rope_scale;                 /* positions of global layers are divided by it */
+    struct model_rope rope;           /* of global layers */
+    struct model_moe moe;
+    struct model_mla mla;
     float norm_eps, embed_scale, attn_scale;
-    uint8_t rope_neox, qk_norm, post_norm, gelu, tied, add_bos, reserved[2];
+    uint8_t rope_neox, qk_norm, post_norm, gelu, tied, add_bos, qkv_bias, reserved;
     uint32_t bos, eos,
         eot;           /* MODEL_NO_TOKEN when the file names none; eot: end of a turn in chat */
     uint64_t n_params; /* weights in the file, embeddings included */
+    uint8_t local[MODEL_LAYERS_MAX / 8]; /* bit l % 8 of byte l / 8: layer l is local */
+    uint8_t dense[MODEL_LAYERS_MAX / 8]; /* likewise: it has no experts, though the model has */
 };
 
-/* Reads and checks what a GGUF file says of the model; no weights are loaded. */
-int model_config_read(const char *gguf_path, struct model_config *out, struct err *e) MUST_CHECK;
+/* A model's `path` is a GGUF file, or a folder of a Hugging Face model (config.json and
+ * safetensors) or its model.safetensors.index.json.
+ *
+ * Reads and checks what it says of the model; no weights are loaded. */
+int model_config_read(const char *path, struct model_config *out, struct err *e) MUST_CHECK;
 bool model_layer_is_local(const struct model_config *c, uint32_t layer);
+bool model_layer_has_experts(const struct model_config *c, uint32_t layer);
 
 /* ---- weights ---- */
 
 /* `isa`: "scalar", "avx2", "avx512"; NULL or "" is the best that this machine has, or $BATON_ISA.
  */
-int model_image_bytes(const char *gguf_path, const char *isa, uint64_t *bytes,
-                      struct err *e) MUST_CHECK;
+int model_image_bytes(const char *path, const char *isa, uint64_t *bytes, struct err *e) MUST_CHECK;
 /* Fills `image` (64-byte aligned, of model_image_bytes() bytes). On failure its content is not a
  * valid image. */
-int model_image_fill(const char *gguf_path, const char *isa, void *image, uint64_t bytes,
+int model_image_fill(const char *path, const char *isa, void *image, uint64_t bytes,
                      struct err *e) MUST_CHECK;
 /* The checksum that fill stored, and the one that the bytes have now (reads all of them). Compare
  * to detect damage. */
@@ -74,8 +127,7 @@ struct model;
 int model_attach(const void *image, uint64_t bytes, const char *isa, struct model **out,
                  struct err *e) MUST_CHECK;
 /* All of it in private memory (huge pages where they can be had), for tools and tests. */
-int model_load(const char *gguf_path, const char *isa, struct model **out,
-               struct err *e) MUST_CHECK;
+int model_load(const char *path, const char *isa, struct model **out, struct err *e) MUST_CHECK;
 void model_free(struct model *m);
 const struct model_config *model_config(const struct model *m);
 const char *model_isa(const struct model *m); /* "avx512" */

@@ -1,7 +1,5 @@
 #include "worker/model/plan.h"
 #include "worker/model/blocks.h"
-#include "worker/model/config.h"
-#include "worker/model/slots.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -18,22 +16,79 @@ uint64_t image_head_bytes(uint32_t n_entries)
     return page_up(IMAGE_ENTRIES_AT + (uint64_t)n_entries * sizeof(struct image_entry));
 }
 
-static int check_tensor(const struct gguf_tensor *t, const struct slot_spec *s,
-                        struct image_entry *en, struct err *e)
+/* Of every type that a slot's tensors may have; a transposed one is kept as floats. */
+static bool form_of(const struct source_tensor *t, const struct slot_part *part,
+                    enum mat_form *form)
 {
-    enum mat_form form = 0;
-    bool shape =
-        t->ne[0] == s->cols_all && t->ne[1] == s->rows_all && t->ne[2] == 1 && t->ne[3] == 1;
+    bool floats = t->type == GGUF_F32 || t->type == GGUF_F16 || t->type == GGUF_BF16;
+    if (t->type == SOURCE_F8) {
+        *form = part->transposed ? MAT_F32 : MAT_F8;
+        return true;
+    }
+    if (part->transposed && !floats) {
+        *form = MAT_F32;
+        return block_form(t->type, &(enum mat_form){0});
+    }
+    return block_form(t->type, form);
+}
+
+static int find_part(const struct plan *p, uint32_t i, const struct slot_spec *s, uint32_t number,
+                     struct slot_part *part, struct source_tensor *t, struct err *e)
+{
+    for (uint32_t way = 0; slots_part(&p->config, i, number, source_is_hf(p->source), way, part);
+         way++)
+        if (source_find(p->source, part->name, t))
+            return 0;
+    if (s->optional)
+        return -ENOENT;
+    (void)slots_part(&p->config, i, number, source_is_hf(p->source), 0, part);
+    return err_set(e, EINVAL, "the model lacks the tensor %s", part->name);
+}
+
+int plan_part(const struct plan *p, uint32_t i, const struct slot_spec *s, uint32_t number,
+              struct slot_part *part, struct source_tensor *t, struct err *e)
+{
+    int rc = find_part(p, i, s, number, part, t, e);
+    if (rc < 0)
+        return rc;
+    uint64_t rows = part->transposed ? s->cols_all : s->rows_all,
+             cols = part->transposed ? s->rows_all : s->cols_all;
+    bool whole = part->row0 == 0 && s->parts_all == 1 && !part->transposed;
+    bool shape = t->cols == cols &&
+                 (whole ? t->rows == rows : part->row0 <= t->rows && rows <= t->rows - part->row0);
     if (!shape)
-        return err_set(e, EINVAL, "tensor %s is %llu x %llu, the model needs %u x %u", s->name,
-                       (unsigned long long)t->ne[1], (unsigned long long)t->ne[0], s->rows_all,
-                       s->cols_all);
-    if (s->vector ? t->type != GGUF_F32 : !block_form(t->type, &form))
-        return err_set(e, EINVAL, "tensor %s has type %s (%u), which is not supported there",
-                       s->name, gguf_type_name(t->type), t->type);
-    *en = (struct image_entry){.form = form, .rows = s->rows, .cols = s->cols};
-    en->bytes =
-        page_up(s->vector ? (uint64_t)s->cols * sizeof(float) : mat_bytes(form, s->rows, s->cols));
+        return err_set(e, EINVAL, "tensor %s is %llu x %llu, the model needs %llu x %llu",
+                       part->name, (unsigned long long)t->rows, (unsigned long long)t->cols,
+                       (unsigned long long)rows, (unsigned long long)cols);
+    return 0;
+}
+
+/* The entry of a slot: all its parts are there, of one type. -ENOENT: an optional one isn't. */
+static int plan_entry(const struct plan *p, uint32_t i, const struct slot_spec *s,
+                      struct image_entry *en, struct err *e)
+{
+    enum mat_form form = 0, first = 0;
+    struct slot_part part;
+    struct source_tensor t;
+    for (uint32_t n = 0; n < s->parts; n++) {
+        int rc = plan_part(p, i, s, s->part0 + n, &part, &t, e);
+        if (rc < 0)
+            return rc;
+        bool known = s->vector ? t.type == GGUF_F32 || t.type == GGUF_F16 || t.type == GGUF_BF16
+                               : form_of(&t, &part, &form);
+        if (!known)
+            return err_set(e, EINVAL, "tensor %s has type %s, which is not supported there",
+                           part.name, source_type_name(&t));
+        first = n ? first : form;
+        if (form != first)
+            return err_set(e, EINVAL, "tensor %s has another type than its fellows", part.name);
+        if (form == MAT_F8 && s->col0 % SOURCE_F8_BLOCK)
+            return err_set(e, EINVAL, "tensor %s: its columns can't be split at %u", part.name,
+                           s->col0);
+    }
+    *en = (struct image_entry){.form = form, .rows = slot_rows(s), .cols = s->cols};
+    en->bytes = page_up(s->vector ? (uint64_t)s->cols * sizeof(float)
+                                  : mat_bytes(form, en->rows, en->cols));
     return 0;
 }
 
@@ -45,15 +100,11 @@ static int plan_entries(struct plan *p, struct err *e)
         shard_spec(&p->config, &p->part, i, &s);
         if (!s.wanted)
             continue;
-        const struct gguf_tensor *t = gguf_tensor(p->file, s.name);
-        if (!t && s.optional)
+        int rc = plan_entry(p, i, &s, &p->entries[i], e);
+        if (rc == -ENOENT)
             continue;
-        if (!t)
-            return err_set(e, EINVAL, "the model file lacks the tensor %s", s.name);
-        int rc = check_tensor(t, &s, &p->entries[i], e);
         if (rc < 0)
             return rc;
-        p->tensors[i] = t;
         p->entries[i].offset = at;
         at += p->entries[i].bytes;
     }
@@ -63,30 +114,29 @@ static int plan_entries(struct plan *p, struct err *e)
 
 static int plan_make(struct plan *p, struct err *e)
 {
-    int rc = config_from_gguf(p->file, &p->config, e);
-    rc = rc ? rc : model_shard_check(&p->config, &p->shard, e);
+    p->config = *source_config(p->source);
+    int rc = model_shard_check(&p->config, &p->shard, e);
     if (rc < 0)
         return rc;
     model_part_of(&p->config, &p->shard, &p->part);
     p->n_entries = slots_count(&p->config);
     p->head_bytes = image_head_bytes(p->n_entries);
     p->entries = xcalloc(p->n_entries, sizeof *p->entries);
-    p->tensors = xcalloc(p->n_entries, sizeof *p->tensors);
     return plan_entries(p, e);
 }
 
-int plan_open(struct plan *p, const char *gguf_path, const struct model_shard *s, struct err *e)
+int plan_open(struct plan *p, const char *path, const struct model_shard *s, struct err *e)
 {
     memset(p, 0, sizeof *p);
     if (s)
         p->shard = *s;
-    int rc = gguf_open(gguf_path, &p->file, e);
+    int rc = source_open(path, &p->source, e);
     if (rc < 0)
         return rc;
     rc = plan_make(p, e);
     if (rc < 0) {
-        rc = err_wrap(e, "%s", gguf_path);
         plan_close(p);
+        rc = e ? err_wrap(e, "%s", path) : rc;
     }
     return rc;
 }
@@ -94,7 +144,6 @@ int plan_open(struct plan *p, const char *gguf_path, const struct model_shard *s
 void plan_close(struct plan *p)
 {
     free(p->entries);
-    free((void *)p->tensors);
-    gguf_free(p->file);
+    source_free(p->source);
     memset(p, 0, sizeof *p);
 }

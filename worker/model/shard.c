@@ -57,11 +57,19 @@ void model_part_of(const struct model_config *c, const struct model_shard *s,
 {
     uint32_t t = parts(s->tensor), r = s->tensor_rank, group = c->n_heads / c->n_kv_heads;
     struct model_part p = {.first = s->stage == 0};
-    cut(c->n_heads, c->head_dim % BLOCK_COLS ? 2 : 1, t, r, &p.q0, &p.q1);
+    cut(c->n_heads, slots_o_dim(c) % BLOCK_COLS ? 2 : 1, t, r, &p.q0, &p.q1);
     p.kv0 = p.q0 / group;
     p.kv1 = p.q1 > p.q0 ? (p.q1 - 1) / group + 1 : p.kv0;
     cut(c->d_ff, BLOCK_COLS, t, r, &p.ff0, &p.ff1);
     cut(c->vocab, GROUP_ROWS, t, r, &p.vocab0, &p.vocab1);
+    cut(c->moe.d_shared, BLOCK_COLS, t, r, &p.shared0, &p.shared1);
+    p.expert_ff1 = c->moe.d_expert;
+    if (parts(s->expert) > 1)
+        cut(c->moe.experts, 1, s->expert, s->expert_rank, &p.expert0, &p.expert1);
+    else
+        p.expert1 = c->moe.experts;
+    if (parts(s->expert) == 1)
+        cut(c->moe.d_expert, BLOCK_COLS, t, r, &p.expert_ff0, &p.expert_ff1);
     stage_layers(c, parts(s->pipeline), s->stage, &p.layer0, &p.layer1);
     *out = p;
 }
@@ -136,6 +144,12 @@ static void cols(struct slot_spec *s, uint32_t from, uint32_t to)
     s->cols = to - from;
 }
 
+static void stack(struct slot_spec *s, uint32_t from, uint32_t to)
+{
+    s->part0 = from;
+    s->parts = to - from;
+}
+
 void shard_spec(const struct model_config *c, const struct model_part *p, uint32_t i,
                 struct slot_spec *s)
 {
@@ -143,18 +157,31 @@ void shard_spec(const struct model_config *c, const struct model_part *p, uint32
     bool global = i < IMAGE_GLOBAL_SLOTS;
     uint32_t layer = global ? 0 : (i - IMAGE_GLOBAL_SLOTS) / IMAGE_LAYER_SLOTS;
     s->rows_all = s->rows;
+    s->parts_all = s->parts;
     s->cols_all = s->cols;
     if (global ? s->ends && !p->first : layer < p->layer0 || layer >= p->layer1)
         s->wanted = false;
     switch (s->cut) {
     case CUT_NONE: break;
-    case CUT_Q_ROWS: rows(s, p->q0 * c->head_dim, p->q1 * c->head_dim); break;
+    case CUT_Q_ROWS: rows(s, p->q0 * slots_q_dim(c), p->q1 * slots_q_dim(c)); break;
     case CUT_KV_ROWS: rows(s, p->kv0 * c->head_dim, p->kv1 * c->head_dim); break;
-    case CUT_Q_COLS: cols(s, p->q0 * c->head_dim, p->q1 * c->head_dim); break;
+    case CUT_Q_COLS: cols(s, p->q0 * slots_o_dim(c), p->q1 * slots_o_dim(c)); break;
+    case CUT_KV_COLS: cols(s, p->kv0 * c->head_dim, p->kv1 * c->head_dim); break;
     case CUT_FF_ROWS: rows(s, p->ff0, p->ff1); break;
     case CUT_FF_COLS: cols(s, p->ff0, p->ff1); break;
     case CUT_VOCAB_ROWS: rows(s, p->vocab0, p->vocab1); break;
+    case CUT_SHARED_ROWS: rows(s, p->shared0, p->shared1); break;
+    case CUT_SHARED_COLS: cols(s, p->shared0, p->shared1); break;
+    case CUT_HEAD_PARTS: stack(s, p->q0, p->q1); break;
+    case CUT_EXPERT_ROWS:
+        stack(s, p->expert0, p->expert1);
+        rows(s, p->expert_ff0, p->expert_ff1);
+        break;
+    case CUT_EXPERT_COLS:
+        stack(s, p->expert0, p->expert1);
+        cols(s, p->expert_ff0, p->expert_ff1);
+        break;
     }
-    if (!s->rows || !s->cols)
+    if (!s->rows || !s->cols || !s->parts)
         s->wanted = false;
 }

@@ -5,6 +5,8 @@
  *           stage, in order: the projections into them by rows, those out of them by columns. A
  *           rank keeps every KV head that one of its query heads reads, so a KV head may lie at
  *           several ranks, and a rank may have no head at all.
+ * expert    the routed experts are split over `expert` ranks, each whole; with one such rank their
+ *           width is split over the tensor ranks instead.
  * pipeline  stage s has the layers [layer0, layer1). The first stage has both ends, embedding and
  *           head, so that a tied matrix lies once in the group.
  *
@@ -24,6 +26,8 @@ struct model_shard { /* numbers of parts: 0 means 1 */
 struct model_part {
     uint32_t q0, q1, kv0, kv1; /* heads */
     uint32_t ff0, ff1, vocab0, vocab1;
+    uint32_t shared0, shared1;                         /* width of the shared experts */
+    uint32_t expert0, expert1, expert_ff0, expert_ff1; /* routed experts, and their width */
     uint32_t layer0, layer1;
     bool first; /* has embedding and head */
 };

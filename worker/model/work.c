@@ -1,4 +1,5 @@
 #include "worker/model/work.h"
+#include "worker/model/rope.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -109,7 +110,7 @@ static int work_init(struct model_work *w, struct err *e)
     if (rc < 0 || (rc = work_memory(w, e)) < 0)
         return rc;
     const float *factors = image_vec(w->m, image_global(w->m, SLOT_ROPE_FACTORS));
-    rope_freqs(w->freqs_global, c->rope_dims, c->rope_base, c->rope_scale, factors);
+    rope_global_freqs(c, factors, w->freqs_global);
     rope_freqs(w->freqs_local, c->rope_dims, c->rope_base_local, 1.0f, factors);
     return pool_new(w->o.threads, &w->pool, e);
 }

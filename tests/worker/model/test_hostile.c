@@ -150,7 +150,7 @@ static void damaged_numbers_are_refused(void **state)
         {"an offset past the end", "outside", "token_embd.weight", 24, 8, 1ull << 62},
         {"an offset that wraps", "outside", "token_embd.weight", 24, 8, UINT64_MAX - 31},
         {"an offset off the alignment", "aligned", "token_embd.weight", 24, 8, 8},
-        {"a norm of another type", "type", "output_norm.weight", 12, 4, GGUF_F16},
+        {"a norm of another type", "type", "output_norm.weight", 12, 4, GGUF_Q8_0},
         {"a norm of another length", NULL, "output_norm.weight", 4, 8, 32},
         {"a weight of another shape", "attn_q", "blk.0.attn_q.weight", 12, 8, 32},
     };
