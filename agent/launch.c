@@ -24,8 +24,10 @@ static const struct conf_opt options[] = {
      "this pod's uid", "UID"},
     {"--agent-dir", "BATON_AGENT_DIR", CONF_STR, CONF(struct launch_options, agent_dir),
      "/run/baton", 0, 0, "folder of the node agent's socket", "DIR"},
+    {"--infd", "BATON_INFD", CONF_STR, CONF(struct launch_options, infd), "", 0, 0,
+     "the InferenceDeployment that this pod belongs to", "NAME"},
     {"--source", "BATON_MODEL_SOURCE", CONF_STR, CONF(struct launch_options, source), "", 0, 0,
-     "the model (file:///…)", "URL"},
+     "the model (hf://, https://, file://, pvc://, image://)", "URL"},
     {"--sha256", "BATON_MODEL_SHA256", CONF_STR, CONF(struct launch_options, sha256), "", 0, 0,
      "the model file's digest", "HEX"},
     {"--worker", "BATON_WORKER", CONF_STR, CONF(struct launch_options, worker), "", 0, 0,
@@ -68,8 +70,10 @@ static json_t *status_message(struct launch *l)
     bool draining = l->draining || (live && json_bool_at(l->worker_status, "draining", false));
     json_t *o = json_pack("{s:s, s:b, s:b, s:O?}", "type", "status", "ready",
                           (int)(ready && !draining), "draining", (int)draining, "crash", l->crash);
-    if (live)
+    if (live) {
         json_object_set_new(o, "role", json_string(json_str_at(l->worker_status, "role", "")));
+        json_object_set_new(o, "rung", json_string(json_str_at(l->worker_status, "rung", "hot")));
+    }
     if (l->incarnation) {
         snprintf(text, sizeof text, "%016llx", (unsigned long long)l->incarnation);
         json_object_set_new(o, "incarnation", json_string(text));
@@ -169,6 +173,14 @@ static void on_role(struct launch *l, const json_t *msg)
     worker_role(l);
 }
 
+static void on_rung(struct launch *l, const json_t *msg)
+{
+    free(l->rung);
+    l->rung = xstrdup(json_str_at(msg, "rung", "hot"));
+    log_info("desired rung", LS("rung", l->rung));
+    worker_rung(l);
+}
+
 static void on_message(struct lines *lines, const json_t *msg, void *ctx)
 {
     (void)lines;
@@ -178,6 +190,10 @@ static void on_message(struct lines *lines, const json_t *msg, void *ctx)
         on_weights(l, msg);
     else if (strcmp(type, "role") == 0)
         on_role(l, msg);
+    else if (strcmp(type, "rung") == 0)
+        on_rung(l, msg);
+    else if (strcmp(type, "model") == 0)
+        launch_on_model(l, msg);
     else if (strcmp(type, "drain") == 0)
         worker_drain(l, false);
     else
@@ -199,7 +215,7 @@ static void on_closed(struct lines *lines, const char *why, void *ctx)
     struct launch *l = ctx;
     log_info("the agent is gone; connecting again", LS("why", why));
     l->agent = NULL;
-    l->asked_weights = false;
+    l->asked_weights = l->model_asked = false;
     l->reconnect_ms = RECONNECT_MIN_MS;
     worker_stop_fill(l);
     reconnect_later(l);
@@ -231,6 +247,7 @@ static void connect_agent(uv_timer_t *t)
     free(l->said);
     l->said = NULL;
     launch_report(l);
+    launch_ask_model(l);
     launch_ask_weights(l);
 }
 
@@ -262,6 +279,7 @@ static void begin(struct launch *l)
     uv_timer_init(&l->loop, &l->retry);
     uv_timer_init(&l->loop, &l->limit);
     l->reconnect.data = l->retry.data = l->limit.data = l;
+    l->opt.source = xstrdup(l->opt.source); /* the environment's is changed for children */
     connect_agent(&l->reconnect);
     worker_plan(l);
 }

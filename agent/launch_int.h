@@ -12,11 +12,13 @@
 #include "lib/base/log.h"
 
 struct launch_options {
-    const char *pod, *ns, *uid, *agent_dir, *source, *sha256, *worker, *log_format, *log_level;
+    const char *pod, *ns, *uid, *agent_dir, *infd, *source, *sha256, *worker, *log_format,
+        *log_level;
     uint64_t memory_limit, drain_seconds, tp, pp, backoff_ms;
 };
 
 enum launch_step {
+    STEP_MODEL,   /* waiting for the agent to have the model's files */
     STEP_PLAN,    /* asking baton-worker --plan */
     STEP_WEIGHTS, /* waiting for the agent, or filling */
     STEP_ROLE,    /* weights are here, the desired role is not */
@@ -36,6 +38,12 @@ struct launch {
     unsigned reconnect_ms;
     bool asked_weights;
     char *role; /* desired; NULL: not known yet */
+    char *rung; /* desired: "hot", "warm"; NULL: not known, which is hot */
+    /* the model's files */
+    char *model_path;   /* what children load; NULL: not known yet */
+    bool model_asked;   /* of the agent, and not answered */
+    bool model_held;    /* in the agent's cache, which keeps it for us */
+    bool model_suspect; /* a worker could not use it */
     /* the plan */
     uint64_t weights_bytes, kv_bytes, other_bytes;
     char *isa, *layout;
@@ -64,11 +72,17 @@ void launch_ask_weights(struct launch *l);
 void launch_filled(struct launch *l, const char *checksum);
 void launch_exit(struct launch *l, int code);
 
+/* launch_model.c */
+bool launch_model_ready(struct launch *l); /* false: asked for; worker_plan is called again */
+void launch_ask_model(struct launch *l);
+void launch_on_model(struct launch *l, const json_t *msg);
+
 /* launch_worker.c */
 void worker_plan(struct launch *l);
 void worker_fill(struct launch *l, int fd);    /* takes fd */
 void worker_weights(struct launch *l, int fd); /* read-only weights are here; takes fd */
 void worker_stop_fill(struct launch *l);       /* the agent is gone: what was filled is lost */
 void worker_role(struct launch *l);            /* the desired role is known or has changed */
+void worker_rung(struct launch *l);            /* so has the desired rung */
 void worker_failed(struct launch *l, const char *reason, int code, int sig, const char *message);
 void worker_drain(struct launch *l, bool exit_after);

@@ -84,6 +84,7 @@ static void helper_failed(struct launch *l, struct child *c, const char *what)
              child_timed_out(c) ? "no answer in time"
              : *line            ? line
                                 : "it ended without saying why");
+    l->model_suspect = l->model_held; /* the agent looks at its files again */
     worker_failed(l, "ModelUnusable", child_exit_code(c), child_exit_signal(c), why);
 }
 
@@ -145,7 +146,7 @@ static int start_helper(struct launch *l, const char *flag, int fd, unsigned tim
 
 void worker_plan(struct launch *l)
 {
-    if (l->step == STEP_END || l->draining)
+    if (l->step == STEP_END || l->draining || !launch_model_ready(l))
         return;
     l->step = STEP_PLAN;
     if (l->opt.tp * l->opt.pp != 1) {
@@ -349,6 +350,7 @@ static void start_worker(struct launch *l)
                           "role", l->role, "incarnation", text, "weights_bytes",
                           (json_int_t)l->weights_bytes),
                 l->weights_fd);
+    worker_rung(l);
     launch_say(l, "the worker is starting");
 }
 
@@ -369,6 +371,12 @@ void worker_role(struct launch *l)
         start_worker(l);
     else if (l->step == STEP_RUN)
         send_worker(l, json_pack("{s:s, s:s}", "type", "role", "role", l->role), -1);
+}
+
+void worker_rung(struct launch *l)
+{
+    if (l->rung && l->step == STEP_RUN)
+        send_worker(l, json_pack("{s:s, s:s}", "type", "rung", "rung", l->rung), -1);
 }
 
 /* exit_after: SIGTERM. Without: the pod is being deleted, SIGTERM will follow; nothing new is taken
