@@ -1,3 +1,3 @@
 MODULES += agent
-agent_DEPS := lib/kube lib/llm lib/decide lib/wire lib/xfer lib/io
+agent_DEPS := lib/kube lib/llm lib/decide lib/wire lib/xfer lib/fetch lib/io
 agent_PROG := baton-agent
