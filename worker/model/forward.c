@@ -1,68 +1,17 @@
 /* The forward pass. Every thread runs forward_thread(); products split the rows of the weights,
  * everything between them splits the rows of the batch, or (few rows) is done by each thread on its
  * own copy. Five barriers a layer then. */
-#include "worker/model/work.h"
+#include "worker/model/layer.h"
 
 #include <errno.h>
-
-/* One thread's view of a step. */
-struct step {
-    struct model_work *w;
-    const struct model *m;
-    const struct model_config *c;
-    const struct kernel_ops *ops;
-    uint32_t thread, threads;
-    bool replicate;
-    struct rows rows; /* shared, or this thread's own */
-    uint32_t r0, r1;  /* rows that this thread prepares */
-};
-
-static void split(uint32_t n, uint32_t parts, uint32_t i, uint32_t *from, uint32_t *to)
-{
-    *from = (uint32_t)((uint64_t)n * i / parts);
-    *to = (uint32_t)((uint64_t)n * (i + 1) / parts);
-}
-
-/* ---- between products ---- */
-
-static void rows_done(struct step *s)
-{
-    if (!s->replicate)
-        pool_barrier(s->w->pool);
-}
-
-static float *row_h(struct step *s, uint32_t r)
-{
-    return s->rows.h + (size_t)r * s->c->d_model;
-}
-
-static float *row_norm(struct step *s, uint32_t r)
-{
-    return s->rows.norm + (size_t)r * s->w->norm_cols;
-}
-
-static void row_quantize(struct step *s, uint32_t r, const float *x, uint32_t n)
-{
-    size_t at = r * (size_t)((n + BLOCK_COLS - 1) / BLOCK_COLS);
-    s->ops->quantize(x, n, s->rows.codes + at * ACT_BLOCK_BYTES, s->rows.blocks + at);
-}
-
-static struct acts acts_of(const struct step *s, uint32_t n)
-{
-    return (struct acts){.x = s->rows.norm,
-                         .ldx = s->w->norm_cols,
-                         .codes = s->rows.codes,
-                         .blocks = s->rows.blocks,
-                         .n_blocks = (n + BLOCK_COLS - 1) / BLOCK_COLS};
-}
 
 static void embed(struct step *s)
 {
     struct mat m = image_mat(s->m, image_global(s->m, SLOT_EMBED));
     for (uint32_t r = s->r0; r < s->r1; r++) {
-        mat_row(&m, s->w->rows[r].token, row_h(s, r));
+        mat_row(&m, s->w->rows[r].token, layer_row_h(s, r));
         if (s->c->embed_scale != 1.0f)
-            s->ops->scale(row_h(s, r), s->c->embed_scale, s->c->d_model);
+            s->ops->scale(layer_row_h(s, r), s->c->embed_scale, s->c->d_model);
     }
 }
 
@@ -70,7 +19,7 @@ static void rope_tables(struct step *s)
 {
     const struct model_config *c = s->c;
     uint32_t from, to;
-    split(s->w->n_rows, s->threads, s->thread, &from, &to);
+    layer_split(s->w->n_rows, s->threads, s->thread, &from, &to);
     for (uint32_t r = from; r < to; r++) {
         uint32_t pos = s->w->rows[r].pos;
         size_t at = (size_t)r * c->rope_dims;
@@ -86,7 +35,7 @@ static void residual_norm(struct step *s, const float *out, const float *post, c
 {
     uint32_t d = s->c->d_model;
     for (uint32_t r = s->r0; r < s->r1; r++) {
-        float *h = row_h(s, r), *x = row_norm(s, r);
+        float *h = layer_row_h(s, r), *x = layer_row_norm(s, r);
         const float *y = out ? out + (size_t)r * d : NULL;
         if (y && post) {
             s->ops->rms_norm(y, post, s->c->norm_eps, d, x);
@@ -96,20 +45,20 @@ static void residual_norm(struct step *s, const float *out, const float *post, c
             s->ops->add(h, y, d);
         if (norm) {
             s->ops->rms_norm(h, norm, s->c->norm_eps, d, x);
-            row_quantize(s, r, x, d);
+            layer_row_quantize(s, r, x, d);
         }
     }
-    rows_done(s);
+    layer_rows_done(s);
 }
 
 static void attention_to_acts(struct step *s)
 {
     uint32_t n = s->c->n_heads * s->c->head_dim;
     for (uint32_t r = s->r0; r < s->r1; r++) {
-        memcpy(row_norm(s, r), s->w->att + (size_t)r * n, n * sizeof(float));
-        row_quantize(s, r, row_norm(s, r), n);
+        memcpy(layer_row_norm(s, r), s->w->att + (size_t)r * n, n * sizeof(float));
+        layer_row_quantize(s, r, layer_row_norm(s, r), n);
     }
-    rows_done(s);
+    layer_rows_done(s);
 }
 
 static void gated_to_acts(struct step *s)
@@ -117,37 +66,30 @@ static void gated_to_acts(struct step *s)
     uint32_t n = s->c->d_ff;
     for (uint32_t r = s->r0; r < s->r1; r++) {
         const float *gate = s->w->gate + (size_t)r * n, *up = s->w->up + (size_t)r * n;
-        float *x = row_norm(s, r);
+        float *x = layer_row_norm(s, r);
         if (s->c->gelu)
             s->ops->geglu(gate, up, n, x);
         else
             s->ops->swiglu(gate, up, n, x);
-        row_quantize(s, r, x, n);
+        layer_row_quantize(s, r, x, n);
     }
-    rows_done(s);
+    layer_rows_done(s);
 }
 
 /* ---- products ---- */
 
-struct product {
-    const struct image_entry *weights;
-    float *y;
-    size_t ldy;
-};
-
-static uint32_t product_groups(const struct product *p)
+static uint32_t product_groups(const struct layer_product *p)
 {
     return (p->weights->rows + GROUP_ROWS - 1) / GROUP_ROWS;
 }
 
-/* Products of the same activations, their groups of rows split evenly over the threads. */
-static void products(struct step *s, const struct product *p, uint32_t n, const struct acts *x,
-                     uint32_t rows)
+void layer_products(struct step *s, const struct layer_product *p, uint32_t n, const struct acts *x,
+                    uint32_t rows)
 {
     uint32_t total = 0, from, to, at = 0;
     for (uint32_t i = 0; i < n; i++)
         total += product_groups(&p[i]);
-    split(total, s->threads, s->thread, &from, &to);
+    layer_split(total, s->threads, s->thread, &from, &to);
     for (uint32_t i = 0; i < n; i++) {
         uint32_t groups = product_groups(&p[i]);
         uint32_t g0 = from > at ? from - at : 0, g1 = to > at ? to - at : 0;
@@ -206,7 +148,7 @@ static void head_done(struct step *s, uint32_t layer, uint32_t row, uint32_t hea
 static void heads_done(struct step *s, uint32_t layer)
 {
     uint32_t heads = s->c->n_heads + 2 * s->c->n_kv_heads, from, to;
-    split(s->w->n_rows * heads, s->threads, s->thread, &from, &to);
+    layer_split(s->w->n_rows * heads, s->threads, s->thread, &from, &to);
     for (uint32_t u = from; u < to; u++)
         head_done(s, layer, u / heads, u % heads);
     pool_barrier(s->w->pool);
@@ -256,45 +198,40 @@ static void attention(struct step *s, uint32_t layer)
 
 /* ---- layers ---- */
 
-static const float *layer_vec(struct step *s, uint32_t layer, enum image_layer_slot slot)
-{
-    return image_vec(s->m, image_layer(s->m, layer, slot));
-}
-
 static void attention_part(struct step *s, uint32_t layer)
 {
     const struct model_config *c = s->c;
     struct model_work *w = s->w;
     uint32_t q = c->n_heads * c->head_dim, kv = c->n_kv_heads * c->head_dim;
-    struct product qkv[] = {
+    struct layer_product qkv[] = {
         {image_layer(s->m, layer, SLOT_Q), w->qkv, w->qkv_cols},
         {image_layer(s->m, layer, SLOT_K), w->qkv + q, w->qkv_cols},
         {image_layer(s->m, layer, SLOT_V), w->qkv + q + kv, w->qkv_cols},
     };
-    struct product o = {image_layer(s->m, layer, SLOT_O), w->out, c->d_model};
-    struct acts x = acts_of(s, c->d_model);
-    products(s, qkv, 3, &x, w->n_rows);
+    struct layer_product o = {image_layer(s->m, layer, SLOT_O), w->out, c->d_model};
+    struct acts x = layer_acts_of(s, c->d_model);
+    layer_products(s, qkv, 3, &x, w->n_rows);
     heads_done(s, layer);
     attention(s, layer);
     attention_to_acts(s);
-    x = acts_of(s, q);
-    products(s, &o, 1, &x, w->n_rows);
+    x = layer_acts_of(s, q);
+    layer_products(s, &o, 1, &x, w->n_rows);
 }
 
 static void ffn_part(struct step *s, uint32_t layer)
 {
     const struct model_config *c = s->c;
     struct model_work *w = s->w;
-    struct product gate_up[] = {
+    struct layer_product gate_up[] = {
         {image_layer(s->m, layer, SLOT_GATE), w->gate, c->d_ff},
         {image_layer(s->m, layer, SLOT_UP), w->up, c->d_ff},
     };
-    struct product down = {image_layer(s->m, layer, SLOT_DOWN), w->out, c->d_model};
-    struct acts x = acts_of(s, c->d_model);
-    products(s, gate_up, 2, &x, w->n_rows);
+    struct layer_product down = {image_layer(s->m, layer, SLOT_DOWN), w->out, c->d_model};
+    struct acts x = layer_acts_of(s, c->d_model);
+    layer_products(s, gate_up, 2, &x, w->n_rows);
     gated_to_acts(s);
-    x = acts_of(s, c->d_ff);
-    products(s, &down, 1, &x, w->n_rows);
+    x = layer_acts_of(s, c->d_ff);
+    layer_products(s, &down, 1, &x, w->n_rows);
 }
 
 /* The final norm of rows that give logits, then the head. Rows of h are compacted into `norm`. */
@@ -303,20 +240,21 @@ static void logits(struct step *s, const float *post)
     const struct model_config *c = s->c;
     struct model_work *w = s->w;
     const float *norm = image_vec(s->m, image_global(s->m, SLOT_OUT_NORM));
-    struct product head = {image_global(s->m, c->tied ? SLOT_EMBED : SLOT_OUTPUT), w->batch->logits,
-                           c->vocab};
+    struct layer_product head = {image_global(s->m, c->tied ? SLOT_EMBED : SLOT_OUTPUT),
+                                 w->batch->logits, c->vocab};
     residual_norm(s, w->out, post, NULL);
     uint32_t from = 0, to = w->n_out;
     if (!s->replicate)
-        split(w->n_out, s->threads, s->thread, &from, &to);
+        layer_split(w->n_out, s->threads, s->thread, &from, &to);
     for (uint32_t i = from; i < to; i++) {
-        s->ops->rms_norm(row_h(s, w->out_rows[i]), norm, c->norm_eps, c->d_model, row_norm(s, i));
-        row_quantize(s, i, row_norm(s, i), c->d_model);
+        s->ops->rms_norm(layer_row_h(s, w->out_rows[i]), norm, c->norm_eps, c->d_model,
+                         layer_row_norm(s, i));
+        layer_row_quantize(s, i, layer_row_norm(s, i), c->d_model);
     }
-    rows_done(s);
-    struct acts x = acts_of(s, c->d_model);
+    layer_rows_done(s);
+    struct acts x = layer_acts_of(s, c->d_model);
     if (w->n_out)
-        products(s, &head, 1, &x, w->n_out);
+        layer_products(s, &head, 1, &x, w->n_out);
 }
 
 static void forward_thread(void *arg, uint32_t thread)
@@ -332,7 +270,7 @@ static void forward_thread(void *arg, uint32_t thread)
     s.rows = s.replicate ? w->own[thread] : w->shared;
     s.r1 = w->n_rows;
     if (!s.replicate)
-        split(w->n_rows, s.threads, thread, &s.r0, &s.r1);
+        layer_split(w->n_rows, s.threads, thread, &s.r0, &s.r1);
     embed(&s);
     rope_tables(&s);
     const float *post = NULL, *out = NULL;
