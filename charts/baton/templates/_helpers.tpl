@@ -1,11 +1,20 @@
-{{- define "baton.image" -}}
-{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- define "baton.tag" -}}
+{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end }}
 
-{{- /* Labels of every object; $name is the program's. */}}
+{{- define "baton.image" -}}
+{{ .Values.image.repository }}:{{ include "baton.tag" . }}
+{{- end }}
+
+{{- define "baton.workerImage" -}}
+{{ .Values.controller.workerImage | default (printf "%s-worker:%s" .Values.image.repository (include "baton.tag" .)) }}
+{{- end }}
+
+{{- /* Labels of every object; name is the program's. */}}
 {{- define "baton.labels" -}}
 app.kubernetes.io/name: {{ .name }}
 app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/part-of: baton
 app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
@@ -24,11 +33,17 @@ labels:
   {{- include "baton.labels" . | nindent 2 }}
 {{- end }}
 
+{{- /* No version among a pod's labels: an upgrade that changes nothing else must not restart it. */}}
 {{- define "baton.podMeta" -}}
 labels: {app.kubernetes.io/name: {{ .name }}}
+{{- $notes := dict }}
+{{- if .root.Values.monitoring.scrapeAnnotations }}
+{{- $notes = dict "prometheus.io/scrape" "true" "prometheus.io/port" (toString .port) }}
+{{- end }}
+{{- with merge (deepCopy (.notes | default dict)) $notes }}
 annotations:
-  prometheus.io/scrape: "true"
-  prometheus.io/port: {{ .port | quote }}
+  {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- end }}
 
 {{- define "baton.containerImage" -}}
@@ -48,6 +63,9 @@ imagePullSecrets:
 {{- end }}
 
 {{- define "baton.placement" -}}
+{{- with .priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
 {{- with .nodeSelector }}
 nodeSelector: {{ toYaml . | nindent 2 }}
 {{- end }}
@@ -59,6 +77,16 @@ affinity: {{ toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
 
+{{- /* Replicas on different nodes where there are several. */}}
+{{- define "baton.spread" -}}
+topologySpreadConstraints:
+  - maxSkew: 1
+    topologyKey: kubernetes.io/hostname
+    whenUnsatisfiable: ScheduleAnyway
+    labelSelector:
+      matchLabels: {app.kubernetes.io/name: {{ . }}}
+{{- end }}
+
 {{- /* Only what differs from the programs' own defaults. */}}
 {{- define "baton.logEnv" -}}
 {{- if ne .Values.log.level "info" }}
@@ -66,6 +94,16 @@ affinity: {{ toYaml . | nindent 2 }}
 {{- end }}
 {{- if ne .Values.log.format "json" }}
 - {name: BATON_LOG_FORMAT, value: {{ .Values.log.format }}}
+{{- end }}
+{{- end }}
+
+{{- define "baton.extraEnv" -}}
+{{- range .extraEnv }}
+{{- if hasKey . "value" }}
+- {name: {{ .name }}, value: {{ .value | toString | quote }}}
+{{- else }}
+- {{ toYaml . | nindent 2 | trim }}
+{{- end }}
 {{- end }}
 {{- end }}
 
@@ -80,9 +118,38 @@ livenessProbe:
   failureThreshold: 6
 {{- end }}
 
+{{- define "baton.podSecurity" -}}
+securityContext: {runAsNonRoot: true, runAsUser: 65532, runAsGroup: 65532, seccompProfile: {type: RuntimeDefault}}
+{{- end }}
+
 {{- define "baton.containerSecurity" -}}
 securityContext:
   allowPrivilegeEscalation: false
   readOnlyRootFilesystem: true
   capabilities: {drop: [ALL]}
+{{- end }}
+
+{{- define "baton.budget" -}}
+{{- if gt (int .replicas) 1 }}
+---
+apiVersion: policy/v1
+kind: PodDisruptionBudget
+metadata: {{- include "baton.meta" .me | nindent 2 }}
+spec:
+  maxUnavailable: 1
+  unhealthyPodEvictionPolicy: AlwaysAllow
+  selector:
+    matchLabels: {app.kubernetes.io/name: {{ .me.name }}}
+{{- end }}
+{{- end }}
+
+{{- /* A Role and its binding, or a ClusterRole and its (cluster: true); rules is a YAML text, ns where the Role is. */}}
+{{- define "baton.bind" -}}
+{{- $kind := ternary "ClusterRole" "Role" (default false .cluster) }}
+apiVersion: rbac.authorization.k8s.io/v1
+kind: {{ $kind }}Binding
+metadata: {{- include (ternary "baton.clusterMeta" "baton.meta" (default false .cluster)) .me | nindent 2 }}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: {{ $kind }}, name: {{ .me.name }}}
+subjects:
+  - {kind: ServiceAccount, name: {{ .me.name }}, namespace: {{ .me.root.Release.Namespace }}}
 {{- end }}
