@@ -68,20 +68,30 @@ static const struct view container_status_view =
          FS(kube_container_status, "state.terminated", VIEW_OBJ, now, terminated_view),
          FS(kube_container_status, "lastState.terminated", VIEW_OBJ, last, terminated_view));
 
+static const struct view container_spec_view =
+    VIEW(kube_container_spec, "container",
+         F(kube_container_spec, "resources.requests", VIEW_MAP, requests));
+static const struct view taint_view =
+    VIEW(kube_taint, "taint", F(kube_taint, "key", VIEW_STR, key),
+         F(kube_taint, "value", VIEW_STR, value), F(kube_taint, "effect", VIEW_STR, effect));
+
 const struct view kube_pod_view =
     VIEW(kube_pod, "Pod", META(kube_pod), F(kube_pod, "spec.nodeName", VIEW_STR, node),
          F(kube_pod, "status.podIP", VIEW_STR, ip), F(kube_pod, "status.phase", VIEW_STR, phase),
          F(kube_pod, "status.reason", VIEW_STR, reason),
          F(kube_pod, "status.message", VIEW_STR, message),
          FS(kube_pod, "status.conditions", VIEW_LIST, conditions, kube_condition_view),
-         FS(kube_pod, "status.containerStatuses", VIEW_LIST, containers, container_status_view));
+         FS(kube_pod, "status.containerStatuses", VIEW_LIST, containers, container_status_view),
+         FS(kube_pod, "spec.containers", VIEW_LIST, specs, container_spec_view));
 
 const struct view kube_node_view =
     VIEW(kube_node, "Node", META(kube_node),
          F(kube_node, "spec.unschedulable", VIEW_BOOL, unschedulable),
          F(kube_node, "status.allocatable", VIEW_MAP, allocatable),
          F(kube_node, "status.capacity", VIEW_MAP, capacity),
-         FS(kube_node, "status.conditions", VIEW_LIST, conditions, kube_condition_view));
+         FS(kube_node, "status.conditions", VIEW_LIST, conditions, kube_condition_view),
+         FS(kube_node, "spec.taints", VIEW_LIST, taints, taint_view),
+         F(kube_node, "status.nodeInfo.containerRuntimeVersion", VIEW_STR, runtime));
 
 const struct view kube_secret_view =
     VIEW(kube_secret, "Secret", META(kube_secret), F(kube_secret, "type", VIEW_STR, type),

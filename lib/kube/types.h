@@ -70,12 +70,21 @@ struct kube_container_status {
     const char *waiting_reason;       /* "CrashLoopBackOff" */
     struct kube_terminated now, last; /* state.terminated, lastState.terminated */
 };
+struct kube_container_spec {
+    uint64_t has;
+    struct view_map requests;
+};
 struct kube_pod {
     uint64_t has;
     struct kube_meta meta;
     const char *node, *ip, *phase, *reason, *message;
     struct view_list conditions; /* struct kube_condition */
     struct view_list containers; /* struct kube_container_status */
+    struct view_list specs;      /* struct kube_container_spec: what the containers ask for */
+};
+struct kube_taint {
+    uint64_t has;
+    const char *key, *value, *effect;
 };
 struct kube_node {
     uint64_t has;
@@ -83,6 +92,8 @@ struct kube_node {
     bool unschedulable;
     struct view_map allocatable, capacity;
     struct view_list conditions; /* struct kube_condition */
+    struct view_list taints;     /* struct kube_taint */
+    const char *runtime;         /* "containerd://2.1.4", "baton://processes" */
 };
 struct kube_secret {
     uint64_t has;
