@@ -65,6 +65,7 @@ static const struct view container_status_view =
          F(kube_container_status, "ready", VIEW_BOOL, ready),
          F(kube_container_status, "restartCount", VIEW_INT, restarts),
          F(kube_container_status, "state.waiting.reason", VIEW_STR, waiting_reason),
+         F(kube_container_status, "state.waiting.message", VIEW_STR, waiting_message),
          FS(kube_container_status, "state.terminated", VIEW_OBJ, now, terminated_view),
          FS(kube_container_status, "lastState.terminated", VIEW_OBJ, last, terminated_view));
 
@@ -75,8 +76,16 @@ static const struct view taint_view =
     VIEW(kube_taint, "taint", F(kube_taint, "key", VIEW_STR, key),
          F(kube_taint, "value", VIEW_STR, value), F(kube_taint, "effect", VIEW_STR, effect));
 
+static const struct view gate_view =
+    VIEW(kube_gate, "schedulingGate", F(kube_gate, "name", VIEW_STR, name));
+
+static const struct view taint_view =
+    VIEW(kube_taint, "taint", F(kube_taint, "key", VIEW_STR, key),
+         F(kube_taint, "value", VIEW_STR, value), F(kube_taint, "effect", VIEW_STR, effect));
+
 const struct view kube_pod_view =
     VIEW(kube_pod, "Pod", META(kube_pod), F(kube_pod, "spec.nodeName", VIEW_STR, node),
+         FS(kube_pod, "spec.schedulingGates", VIEW_LIST, gates, gate_view),
          F(kube_pod, "status.podIP", VIEW_STR, ip), F(kube_pod, "status.phase", VIEW_STR, phase),
          F(kube_pod, "status.reason", VIEW_STR, reason),
          F(kube_pod, "status.message", VIEW_STR, message),
@@ -87,6 +96,7 @@ const struct view kube_pod_view =
 const struct view kube_node_view =
     VIEW(kube_node, "Node", META(kube_node),
          F(kube_node, "spec.unschedulable", VIEW_BOOL, unschedulable),
+         FS(kube_node, "spec.taints", VIEW_LIST, taints, taint_view),
          F(kube_node, "status.allocatable", VIEW_MAP, allocatable),
          F(kube_node, "status.capacity", VIEW_MAP, capacity),
          FS(kube_node, "status.conditions", VIEW_LIST, conditions, kube_condition_view),
@@ -98,16 +108,31 @@ const struct view kube_secret_view =
          F(kube_secret, "data.secret", VIEW_B64, secret));
 
 const struct view kube_pdb_view = VIEW(kube_pdb, "PodDisruptionBudget", META(kube_pdb),
-                                       F(kube_pdb, "spec.minAvailable", VIEW_INT, min_available));
+                                       F(kube_pdb, "spec.minAvailable", VIEW_INT, min_available),
+                                       F(kube_pdb, "spec.selector.matchLabels", VIEW_MAP, selects));
+
+const struct view kube_revision_view =
+    VIEW(kube_revision, "ControllerRevision", META(kube_revision),
+         F(kube_revision, "revision", VIEW_INT, number), F(kube_revision, "data", VIEW_RAW, data));
+
+const struct view kube_pod_group_view = VIEW(kube_pod_group, "PodGroup", META(kube_pod_group));
 
 static const struct view bounds_view =
     VIEW(infd_bounds, "bounds", F(infd_bounds, "min", VIEW_INT, min),
          F(infd_bounds, "max", VIEW_INT, max));
 
-static const struct view parallelism_view = VIEW(
-    infd_parallelism, "parallelism", F(infd_parallelism, "tensor", VIEW_INT, tensor),
-    F(infd_parallelism, "pipeline", VIEW_INT, pipeline),
-    F(infd_parallelism, "expert", VIEW_INT, expert), F(infd_parallelism, "data", VIEW_INT, data));
+static const struct view parallelism_view =
+    VIEW(infd_parallelism, "parallelism", F(infd_parallelism, "tensor", VIEW_INT, tensor),
+         F(infd_parallelism, "pipeline", VIEW_INT, pipeline),
+         F(infd_parallelism, "expert", VIEW_INT, expert),
+         F(infd_parallelism, "data", VIEW_INT, data), F(infd_parallelism, "pods", VIEW_INT, pods));
+
+static const struct view placement_view =
+    VIEW(infd_placement, "placement", F(infd_placement, "packBy", VIEW_STR, pack_by),
+         F(infd_placement, "mode", VIEW_STR, mode));
+static const struct view claim_view =
+    VIEW(infd_claim, "resourceClaim", F(infd_claim, "name", VIEW_STR, name),
+         F(infd_claim, "resourceClaimTemplateName", VIEW_STR, claim_template));
 
 static const struct view role_view =
     VIEW(infd_role, "role", F(infd_role, "replicas", VIEW_INT, replicas),
@@ -117,7 +142,9 @@ static const struct view role_view =
          F(infd_role, "nodeSelector", VIEW_MAP, node_selector),
          F(infd_role, "tolerations", VIEW_RAW, tolerations),
          F(infd_role, "affinity", VIEW_RAW, affinity),
-         FS(infd_role, "parallelism", VIEW_OBJ, parallelism, parallelism_view));
+         FS(infd_role, "parallelism", VIEW_OBJ, parallelism, parallelism_view),
+         FS(infd_role, "placement", VIEW_OBJ, placement, placement_view),
+         FS(infd_role, "resourceClaims", VIEW_LIST, claims, claim_view));
 
 static const struct view tier_view = VIEW(infd_tier, "tier", F(infd_tier, "name", VIEW_STR, name),
                                           F(infd_tier, "size", VIEW_STR, size));
@@ -139,6 +166,7 @@ const struct view kube_infd_view = VIEW(
     kube_infd, "InferenceDeployment", META(kube_infd), I("spec.model.name", VIEW_STR, model_name),
     I("spec.model.source", VIEW_STR, model_source), I("spec.model.sha256", VIEW_STR, model_sha256),
     I("spec.model.maxContextTokens", VIEW_INT, model_max_context_tokens),
+    I("spec.model.endpoint", VIEW_STR, model_endpoint),
     I("spec.model.tokenSecret.name", VIEW_STR, model_secret_name),
     I("spec.model.tokenSecret.key", VIEW_STR, model_secret_key),
     IS("spec.prefill", VIEW_OBJ, prefill, role_view),
@@ -165,7 +193,7 @@ const struct view kube_infd_view = VIEW(
     I("spec.rollout.maxUnavailable", VIEW_INT, max_unavailable),
     I("spec.rollout.maxSurge", VIEW_INT, max_surge),
     I("spec.rollout.drainTimeout", VIEW_STR, drain_timeout),
-    I("spec.engine.image", VIEW_STR, engine_image),
+    I("spec.rollout.paused", VIEW_BOOL, paused), I("spec.engine.image", VIEW_STR, engine_image),
     I("spec.engine.template", VIEW_RAW, engine_template),
     I("spec.engine.port", VIEW_INT, engine_port),
     I("status.observedGeneration", VIEW_INT, observed_generation),
@@ -174,6 +202,7 @@ const struct view kube_infd_view = VIEW(
     IS("status.decode", VIEW_OBJ, decode_status, role_status_view),
     IS("status.unified", VIEW_OBJ, unified_status, role_status_view),
     I("status.url", VIEW_STR, url), I("status.revision", VIEW_STR, revision),
+    I("status.currentRevision", VIEW_STR, current_revision),
     I("status.standby.leadSeconds.hot", VIEW_NUM, lead_hot_s),
     I("status.standby.leadSeconds.warm", VIEW_NUM, lead_warm_s),
     I("status.standby.leadSeconds.cached", VIEW_NUM, lead_cached_s),
@@ -201,11 +230,16 @@ static const struct view device_view = VIEW(
     F(ninv_device, "kind", VIEW_STR, kind), F(ninv_device, "model", VIEW_STR, model),
     F(ninv_device, "isa", VIEW_STR, isa), F(ninv_device, "memoryBytes", VIEW_INT, memory_bytes),
     F(ninv_device, "milliCPUs", VIEW_INT, milli_cpus),
-    F(ninv_device, "healthy", VIEW_BOOL, healthy), F(ninv_device, "reason", VIEW_STR, reason));
+    F(ninv_device, "healthy", VIEW_BOOL, healthy), F(ninv_device, "reason", VIEW_STR, reason),
+    F(ninv_device, "action", VIEW_STR, action), F(ninv_device, "uuid", VIEW_STR, uuid));
 static const struct view model_view =
     VIEW(ninv_model, "model", F(ninv_model, "sha256", VIEW_STR, sha256),
          F(ninv_model, "source", VIEW_STR, source), F(ninv_model, "rung", VIEW_STR, rung),
          F(ninv_model, "bytes", VIEW_INT, bytes));
+static const struct view fetch_view =
+    VIEW(ninv_fetch, "fetch", F(ninv_fetch, "source", VIEW_STR, source),
+         F(ninv_fetch, "sha256", VIEW_STR, sha256), F(ninv_fetch, "bytes", VIEW_INT, bytes),
+         F(ninv_fetch, "percent", VIEW_INT, percent), F(ninv_fetch, "message", VIEW_STR, message));
 static const struct view ninv_tier_view =
     VIEW(ninv_tier, "tier", F(ninv_tier, "name", VIEW_STR, name),
          F(ninv_tier, "capacityBytes", VIEW_INT, capacity_bytes),
@@ -219,6 +253,9 @@ const struct view kube_ninv_view =
          F(kube_ninv, "status.agentVersion", VIEW_STR, agent_version),
          F(kube_ninv, "status.hugePages", VIEW_STR, huge_pages),
          F(kube_ninv, "status.observedAt", VIEW_TIME, observed_ns),
+         F(kube_ninv, "status.address", VIEW_STR, address),
+         F(kube_ninv, "status.quarantined", VIEW_STR, quarantined),
+         FS(kube_ninv, "status.fetches", VIEW_LIST, fetches, fetch_view),
          FS(kube_ninv, "status.devices", VIEW_LIST, devices, device_view),
          FS(kube_ninv, "status.models", VIEW_LIST, models, model_view),
          FS(kube_ninv, "status.tiers", VIEW_LIST, tiers, ninv_tier_view),
@@ -230,6 +267,10 @@ const struct kube_kind kube_nodes = {"v1", "Node", "nodes", false, &kube_node_vi
 const struct kube_kind kube_secrets = {"v1", "Secret", "secrets", true, &kube_secret_view};
 const struct kube_kind kube_pdbs = {"policy/v1", "PodDisruptionBudget", "poddisruptionbudgets",
                                     true, &kube_pdb_view};
+const struct kube_kind kube_revisions = {"apps/v1", "ControllerRevision", "controllerrevisions",
+                                         true, &kube_revision_view};
+const struct kube_kind kube_pod_groups = {"scheduling.k8s.io/v1beta1", "PodGroup", "podgroups",
+                                          true, &kube_pod_group_view};
 const struct kube_kind kube_leases = {"coordination.k8s.io/v1", "Lease", "leases", true, NULL};
 const struct kube_kind kube_events = {"events.k8s.io/v1", "Event", "events", true, NULL};
 const struct kube_kind kube_infds = {BATON_API, "InferenceDeployment", "inferencedeployments", true,

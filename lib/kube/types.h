@@ -17,7 +17,18 @@
 #define ANN_BACKOFF_UNTIL BATON_PREFIX "backoff-until"
 #define ANN_ACTUAL_ROLE   BATON_PREFIX "actual-role"
 #define ANN_INCARNATION   BATON_PREFIX "incarnation"
+#define LABEL_PAIR        BATON_PREFIX "pair"
+#define LABEL_GROUP_SIZE  BATON_PREFIX "group-size"
+#define LABEL_INDEX       BATON_PREFIX "index"
+#define ANN_PEERS         BATON_PREFIX "peers"
+#define ANN_FAILED_EPOCH  BATON_PREFIX "failed-epoch"
+#define ANN_BACKOFF_S     BATON_PREFIX "backoff-seconds"
+#define ANN_GANG_LIFTED   BATON_PREFIX "gang-lifted"
+#define GATE_GANG         BATON_PREFIX "gang" /* scheduling gate */
 #define ANN_RUNG          BATON_PREFIX "rung"
+#define ANN_LEAD          BATON_PREFIX "lead"
+#define ANN_CACHED_NODES  BATON_PREFIX "cached-nodes"
+#define ANN_DEVICE_FAULT  BATON_PREFIX "device-fault"
 #define GATE_ROLE         BATON_PREFIX "role"
 
 /* A kind as the API names it. view is NULL for kinds that are only written or handled as JSON. */
@@ -27,8 +38,8 @@ struct kube_kind {
     bool namespaced;
     const struct view *view;
 };
-extern const struct kube_kind kube_pods, kube_nodes, kube_secrets, kube_pdbs, kube_leases,
-    kube_events, kube_infds, kube_wps, kube_ninvs;
+extern const struct kube_kind kube_pods, kube_nodes, kube_secrets, kube_pdbs, kube_revisions,
+    kube_pod_groups, kube_leases, kube_events, kube_infds, kube_wps, kube_ninvs;
 
 struct kube_owner {
     uint64_t has;
@@ -67,12 +78,16 @@ struct kube_container_status {
     const char *name;
     bool ready;
     int64_t restarts;
-    const char *waiting_reason;       /* "CrashLoopBackOff" */
-    struct kube_terminated now, last; /* state.terminated, lastState.terminated */
+    const char *waiting_reason, *waiting_message; /* "CrashLoopBackOff" */
+    struct kube_terminated now, last;             /* state.terminated, lastState.terminated */
 };
 struct kube_container_spec {
     uint64_t has;
     struct view_map requests;
+};
+struct kube_gate {
+    uint64_t has;
+    const char *name;
 };
 struct kube_pod {
     uint64_t has;
@@ -106,6 +121,18 @@ struct kube_pdb {
     uint64_t has;
     struct kube_meta meta;
     int64_t min_available;
+    struct view_map selects; /* matchLabels */
+};
+
+struct kube_revision {
+    uint64_t has;
+    struct kube_meta meta;
+    int64_t number;
+    const char *data; /* JSON text: {"spec": …} */
+};
+struct kube_pod_group {
+    uint64_t has;
+    struct kube_meta meta;
 };
 
 /* InferenceDeployment (infd) */
@@ -115,7 +142,15 @@ struct infd_bounds {
 };
 struct infd_parallelism {
     uint64_t has;
-    int64_t tensor, pipeline, expert, data;
+    int64_t tensor, pipeline, expert, data, pods;
+};
+struct infd_placement {
+    uint64_t has;
+    const char *pack_by, *mode; /* label of nodes; "Preferred", "Required" */
+};
+struct infd_claim {
+    uint64_t has;
+    const char *name, *claim_template;
 };
 struct infd_role {
     uint64_t has;
@@ -125,6 +160,8 @@ struct infd_role {
     struct view_map node_selector;
     const char *tolerations, *affinity; /* JSON text */
     struct infd_parallelism parallelism;
+    struct infd_placement placement;
+    struct view_list claims; /* struct infd_claim */
 };
 struct infd_tier {
     uint64_t has;
@@ -145,7 +182,7 @@ struct kube_infd {
     /* spec.model */
     const char *model_name, *model_source, *model_sha256;
     int64_t model_max_context_tokens;
-    const char *model_secret_name, *model_secret_key;
+    const char *model_endpoint, *model_secret_name, *model_secret_key;
     /* roles */
     struct infd_role prefill, decode, unified;
     int64_t standby_hot, standby_warm, standby_cached_nodes;
@@ -163,6 +200,7 @@ struct kube_infd {
     struct view_list kv_tiers; /* struct infd_tier */
     int64_t max_unavailable, max_surge;
     const char *drain_timeout;
+    bool paused;
     const char *engine_image,
         *engine_template; /* template: JSON text of a pod template; present = foreign engine */
     int64_t engine_port;
@@ -170,7 +208,7 @@ struct kube_infd {
     int64_t observed_generation;
     struct view_list conditions; /* struct kube_condition */
     struct infd_role_status prefill_status, decode_status, unified_status;
-    const char *url, *revision;
+    const char *url, *revision, *current_revision;
     double lead_hot_s, lead_warm_s, lead_cached_s, lead_cold_s; /* status.standby.leadSeconds */
 };
 
@@ -200,7 +238,12 @@ struct ninv_device {
     const char *name, *kind, *model, *isa; /* "cpu0"; cpu or gpu; "NVIDIA H100"; "avx512" */
     int64_t memory_bytes, milli_cpus;
     bool healthy;
-    const char *reason;
+    const char *reason, *action, *uuid; /* action: lib/decide/fault.h */
+};
+struct ninv_fetch {
+    uint64_t has;
+    const char *source, *sha256, *message;
+    int64_t bytes, percent;
 };
 struct ninv_model {
     uint64_t has;
@@ -221,12 +264,14 @@ struct kube_ninv {
     uint64_t has;
     struct kube_meta meta;
     const char *agent_version, *huge_pages;
+    const char *address, *quarantined; /* host:port of the agent; why nothing should go there */
     uint64_t observed_ns;
-    struct view_list devices, models, tiers, links; /* the structs above */
+    struct view_list devices, models, fetches, tiers, links; /* the structs above */
 };
 
 extern const struct view kube_meta_view, kube_pod_view, kube_node_view, kube_secret_view,
-    kube_pdb_view, kube_infd_view, kube_wp_view, kube_ninv_view, kube_condition_view;
+    kube_pdb_view, kube_revision_view, kube_pod_group_view, kube_infd_view, kube_wp_view,
+    kube_ninv_view, kube_condition_view;
 
 const char *kube_label(const struct kube_meta *m, const char *key);      /* NULL when absent */
 const char *kube_annotation(const struct kube_meta *m, const char *key); /* NULL when absent */
