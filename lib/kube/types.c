@@ -72,10 +72,6 @@ static const struct view container_status_view =
 static const struct view container_spec_view =
     VIEW(kube_container_spec, "container",
          F(kube_container_spec, "resources.requests", VIEW_MAP, requests));
-static const struct view taint_view =
-    VIEW(kube_taint, "taint", F(kube_taint, "key", VIEW_STR, key),
-         F(kube_taint, "value", VIEW_STR, value), F(kube_taint, "effect", VIEW_STR, effect));
-
 static const struct view gate_view =
     VIEW(kube_gate, "schedulingGate", F(kube_gate, "name", VIEW_STR, name));
 
@@ -96,7 +92,6 @@ const struct view kube_pod_view =
 const struct view kube_node_view =
     VIEW(kube_node, "Node", META(kube_node),
          F(kube_node, "spec.unschedulable", VIEW_BOOL, unschedulable),
-         FS(kube_node, "spec.taints", VIEW_LIST, taints, taint_view),
          F(kube_node, "status.allocatable", VIEW_MAP, allocatable),
          F(kube_node, "status.capacity", VIEW_MAP, capacity),
          FS(kube_node, "status.conditions", VIEW_LIST, conditions, kube_condition_view),

@@ -95,6 +95,7 @@ struct kube_pod {
     const char *node, *ip, *phase, *reason, *message;
     struct view_list conditions; /* struct kube_condition */
     struct view_list containers; /* struct kube_container_status */
+    struct view_list gates;      /* struct kube_gate */
     struct view_list specs;      /* struct kube_container_spec: what the containers ask for */
 };
 struct kube_taint {
