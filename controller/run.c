@@ -100,7 +100,11 @@ static int start_caches(struct ctl *c, struct err *e)
     } all[] = {
         {&c->infds, {.kind = &kube_infds, .on_change = on_infd}},
         {&c->wps, {.kind = &kube_wps, .on_change = on_child}},
-        {&c->pods, {.kind = &kube_pods, .label_selector = LABEL_INFD, .on_change = on_pod}},
+        {&c->pods,
+         {.kind = &kube_pods,
+          .label_selector = LABEL_INFD,
+          .index_label = LABEL_INFD,
+          .on_change = on_pod}},
         {&c->secrets, {.kind = &kube_secrets, .label_selector = LABEL_INFD, .on_change = on_child}},
         {&c->pdbs, {.kind = &kube_pdbs, .label_selector = LABEL_INFD, .on_change = on_child}},
         {&c->routers, {.kind = &kube_pods, .label_selector = c->opts.router_selector}},

@@ -332,7 +332,7 @@ int snapshot_build(struct ctl *c, const struct kube_infd *d, struct arena *a,
     };
     for (int i = 0; i < REC_ROLES; i++)
         fill_role(&b, (enum rec_role)i, &out->roles[i]);
-    kube_cache_each(c->pods, each_pod, &b);
+    kube_cache_each_labelled(c->pods, d->meta.namespace, d->meta.name, each_pod, &b);
     add_expected(&b);
     kube_cache_each(c->infds, each_infd, &b);
     fill_status(&b, out);

@@ -7,9 +7,20 @@
 #include <stdlib.h>
 #include <uthash.h>
 
+struct bucket;
 struct entry {
     UT_hash_handle hh;
     void *object;
+    struct bucket *in; /* of the index; NULL when it has not the label */
+    char key[];
+};
+
+/* The objects of one namespace with one value of the index label. */
+struct bucket {
+    UT_hash_handle hh;
+    struct entry **items;
+    size_t n, cap;
+    bool sorted;
     char key[];
 };
 
@@ -17,6 +28,7 @@ struct kube_cache {
     struct kube_cache_config cfg;
     struct kube_watch *watch;
     struct entry *entries;
+    struct bucket *buckets;
     bool sorted;
 };
 
@@ -33,11 +45,76 @@ static struct entry *find(const struct kube_cache *c, const char *key)
     return e;
 }
 
+/* ---- the index ---- */
+
+static struct bucket *bucket_find(const struct kube_cache *c, const char *namespace,
+                                  const char *value, char *key, size_t size)
+{
+    struct bucket *b = NULL;
+    int n = snprintf(key, size, "%s/%s", namespace ? namespace : "", value);
+    if (n > 0 && (size_t)n < size)
+        HASH_FIND_STR(c->buckets, key, b);
+    return b;
+}
+
+static struct bucket *bucket_of(struct kube_cache *c, const void *object)
+{
+    const struct kube_meta *m = &((const struct kube_object *)object)->meta;
+    const char *value = c->cfg.index_label ? kube_label(m, c->cfg.index_label) : NULL;
+    char key[600];
+    if (!value)
+        return NULL;
+    struct bucket *b = bucket_find(c, m->namespace, value, key, sizeof key);
+    if (!b) {
+        b = xcalloc(1, sizeof *b + strlen(key) + 1);
+        memcpy(b->key, key, strlen(key) + 1);
+        HASH_ADD_STR(c->buckets, key, b);
+    }
+    return b;
+}
+
+static void leave(struct kube_cache *c, struct entry *e)
+{
+    struct bucket *b = e->in;
+    size_t i = 0;
+    e->in = NULL;
+    if (!b)
+        return;
+    while (b->items[i] != e)
+        i++;
+    memmove(b->items + i, b->items + i + 1, (--b->n - i) * sizeof *b->items);
+    if (b->n)
+        return;
+    HASH_DEL(c->buckets, b);
+    free(b->items);
+    free(b);
+}
+
+static void enter(struct kube_cache *c, struct entry *e)
+{
+    struct bucket *b = bucket_of(c, e->object);
+    if (b == e->in)
+        return;
+    leave(c, e);
+    if (!b)
+        return;
+    if (b->n == b->cap) {
+        b->cap = b->cap ? b->cap * 2 : 8;
+        b->items = xrealloc(b->items, b->cap * sizeof *b->items);
+    }
+    b->items[b->n++] = e;
+    b->sorted = b->n == 1;
+    e->in = b;
+}
+
+/* ---- objects ---- */
+
 static void drop(struct kube_cache *c, const char *key)
 {
     struct entry *e = find(c, key);
     if (!e)
         return;
+    leave(c, e);
     HASH_DEL(c->entries, e);
     change(c, e->object, NULL);
     free(e->object);
@@ -57,6 +134,7 @@ static void put(struct kube_cache *c, const char *key, void *object)
         old = e->object;
     }
     e->object = object;
+    enter(c, e);
     change(c, old, object);
     free(old);
 }
@@ -133,6 +211,7 @@ void kube_cache_stop(struct kube_cache *c)
         return;
     kube_watch_stop(c->watch);
     HASH_ITER (hh, c->entries, e, tmp) {
+        leave(c, e);
         HASH_DEL(c->entries, e);
         free(e->object);
         free(e);
@@ -179,6 +258,27 @@ void kube_cache_each(const struct kube_cache *c, bool (*fn)(const void *object, 
     m->sorted = true;
     HASH_ITER (hh, m->entries, e, tmp) {
         if (!fn(e->object, ctx))
+            return;
+    }
+}
+
+static int by_entry_key(const void *a, const void *b)
+{
+    return strcmp((*(struct entry *const *)a)->key, (*(struct entry *const *)b)->key);
+}
+
+void kube_cache_each_labelled(const struct kube_cache *c, const char *namespace, const char *value,
+                              bool (*fn)(const void *object, void *ctx), void *ctx)
+{
+    char key[600];
+    struct bucket *b = bucket_find(c, namespace, value, key, sizeof key);
+    if (!b)
+        return;
+    if (!b->sorted)
+        qsort(b->items, b->n, sizeof *b->items, by_entry_key);
+    b->sorted = true;
+    for (size_t i = 0; i < b->n; i++) {
+        if (!fn(b->items[i]->object, ctx))
             return;
     }
 }

@@ -9,6 +9,7 @@ struct kube_cache;
 struct kube_cache_config {
     const struct kube_kind *kind; /* with a view */
     const char *namespace, *label_selector, *field_selector;
+    const char *index_label; /* a label that kube_cache_each_labelled finds objects by; static */
     /* add: old NULL; delete: now NULL. Both are the kind's view struct (struct kube_pod *, …). */
     void (*on_change)(const void *old, const void *now, void *ctx);
     void (*on_synced)(void *ctx);
@@ -26,3 +27,7 @@ const void *kube_cache_get(const struct kube_cache *c, const char *namespace, co
 /* Calls fn for every object in order of namespace/name; fn returns false to stop. */
 void kube_cache_each(const struct kube_cache *c, bool (*fn)(const void *object, void *ctx),
                      void *ctx);
+/* The same for the objects of a namespace whose index label has this value: their number is what it
+ * costs, not the cache's. */
+void kube_cache_each_labelled(const struct kube_cache *c, const char *namespace, const char *value,
+                              bool (*fn)(const void *object, void *ctx), void *ctx);

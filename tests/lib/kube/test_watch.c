@@ -330,6 +330,43 @@ static void the_cache_holds_decoded_objects_and_tells_old_and_new(void **state)
     apiserver_stop(&c.s);
 }
 
+#define LABELLED(name, value, rv)                                                                  \
+    "{\"metadata\":{\"name\":\"" name "\",\"namespace\":\"d\",\"uid\":\"" name                     \
+    "\",\"resourceVersion\":\"" rv "\",\"labels\":{\"x\":\"" value "\"}}}"
+
+static void objects_are_found_by_their_index_label_as_it_is_now(void **state)
+{
+    struct cached c = {.until = "10>"};
+    struct answer script[] = {
+        {.body = EVENT("ADDED", LABELLED("c", "one", "1")) EVENT("ADDED", LABELLED("b", "two", "2"))
+             EVENT("ADDED", LABELLED("a", "one", "3")) EVENT("ADDED", POD("d", "4", "4"))
+                 INITIAL_END("5") EVENT("MODIFIED", LABELLED("b", "one", "6"))
+                     EVENT("MODIFIED", LABELLED("c", "three", "7"))
+                         EVENT("ADDED", LABELLED("e", "four", "10"))
+                             EVENT("DELETED", LABELLED("e", "four", "11")),
+         .hold = true}};
+    struct err e = {0};
+    char one[64] = "", two[64] = "", three[64] = "", four[64] = "";
+    (void)state;
+    apiserver_start(&c.s, script, 1);
+    struct kube_cache_config cfg = {
+        .kind = &kube_pods, .index_label = "x", .on_change = on_change, .ctx = &c};
+    assert_int_equal(kube_cache_start(c.s.client, &cfg, &c.cache, &e), 0);
+    apiserver_run(&c.s);
+    while (kube_cache_get(c.cache, "d", "e"))
+        uv_run(&c.s.loop, UV_RUN_ONCE);
+    kube_cache_each_labelled(c.cache, "d", "one", names, one);
+    kube_cache_each_labelled(c.cache, "d", "two", names, two);
+    kube_cache_each_labelled(c.cache, "d", "three", names, three);
+    kube_cache_each_labelled(c.cache, "d", "four", names, four);
+    assert_string_equal(one, "ab");
+    assert_string_equal(two, "");
+    assert_string_equal(three, "c");
+    assert_string_equal(four, "");
+    kube_cache_stop(c.cache);
+    apiserver_stop(&c.s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -344,6 +381,7 @@ int main(void)
         cmocka_unit_test(a_silent_stream_is_given_up),
         cmocka_unit_test(a_watch_may_be_stopped_from_its_own_callback),
         cmocka_unit_test(the_cache_holds_decoded_objects_and_tells_old_and_new),
+        cmocka_unit_test(objects_are_found_by_their_index_label_as_it_is_now),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
