@@ -1,0 +1,277 @@
+#!/usr/bin/env python3
+"""The controller at size: 1,000 simulated nodes (kwok) and 10,000 worker pods on a real API server, etcd, scheduler and
+controller-manager. Two controllers with the chart's rights; prints a Markdown report.
+
+  scale.py [--nodes 1000] [--deployments 100] [--pods 100] [--profile]     (pods a deployment, half prefill, half decode)"""
+import argparse
+import collections
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+sys.path.insert(0, str(ROOT / "e2e/cluster"))
+from cluster import Cluster  # noqa: E402
+
+BUILD = pathlib.Path(os.environ.get("BATON_BUILD", ROOT / "build")).resolve()
+NS = "baton"
+HISTOGRAMS = {"decision (snapshot, plan, bodies)": "baton_controller_decide_seconds",
+              "reconciliation, its requests included": "baton_controller_reconcile_seconds"}
+
+
+def say(text):
+    print(f"[{time.strftime('%H:%M:%S')}] {text}", file=sys.stderr, flush=True)
+
+
+def until(condition, seconds, what, every=1.0):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if got := condition():
+            return got
+        time.sleep(every)
+    raise SystemExit(f"{what}: not within {seconds} s")
+
+
+def node(i):
+    size = {"cpu": "32", "memory": "256Gi", "pods": "110", "nvidia.com/gpu": "8"}
+    return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": f"sim-{i}", "annotations": {"kwok.x-k8s.io/node": "fake"},
+            "labels": {"kubernetes.io/hostname": f"sim-{i}", "topology.kubernetes.io/zone": f"z{i % 3}"}},
+            "status": {"allocatable": size, "capacity": size}}
+
+
+def deployment(i, pods):
+    role = {"replicas": pods // 2, "resources": {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"cpu": "1", "memory": "1Gi"}}}
+    return {"apiVersion": "serving.baton.dev/v1alpha1", "kind": "InferenceDeployment", "metadata": {"name": f"m{i}", "namespace": NS},
+            "spec": {"model": {"name": f"model-{i}", "source": "file:///var/lib/baton/models/m.gguf"}, "prefill": role, "decode": role,
+                     "kvCache": {"size": "256Mi"}}}
+
+
+class Process:
+    """A process in the control plane's namespaces, seen from this machine."""
+
+    def __init__(self, cluster, name, *command, env=()):
+        self.log = cluster.dir / f"{name}.log"
+        with open(self.log, "wb") as log:
+            self.popen = subprocess.Popen(cluster.inside("env", *env, *command), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                                          env=cluster._env(), start_new_session=True)
+        time.sleep(0.5)
+        # nsenter forks to enter the pid namespace: the program is its child.
+        kids = pathlib.Path(f"/proc/{self.popen.pid}/task/{self.popen.pid}/children").read_text().split()
+        self.pid = int(kids[0]) if kids else self.popen.pid
+
+    def cpu(self):
+        f = pathlib.Path(f"/proc/{self.pid}/stat").read_text().rsplit(") ", 1)[1].split()
+        return (int(f[11]) + int(f[12])) / os.sysconf("SC_CLK_TCK")
+
+    def memory(self):
+        """(now, highest) resident MB."""
+        text = pathlib.Path(f"/proc/{self.pid}/status").read_text()
+        return tuple(int(re.search(rf"^{k}:\s+(\d+)", text, re.M)[1]) / 1024 for k in ("VmRSS", "VmHWM"))
+
+    def kill(self):
+        os.kill(self.pid, 9)
+        self.popen.wait()
+
+
+class Controller(Process):
+    def __init__(self, cluster, name, port, kubeconfig):
+        super().__init__(cluster, name, BUILD / "bin/baton-controller", "--namespace", NS, "--pod-namespace", NS, "--identity", name,
+                         "--port", str(port), env=[f"BATON_KUBECONFIG={kubeconfig}"])
+        self.url = f"http://127.0.0.1:{cluster.forward('127.0.0.1', port)}"
+
+    def metrics(self):
+        return urllib.request.urlopen(self.url + "/metrics", timeout=10).read().decode()
+
+    def leads(self):
+        return re.search(r"^baton_controller_leader 1", self.metrics(), re.M) is not None
+
+    def buckets(self, name):
+        return [(float(le), float(n)) for le, n in re.findall(rf'^{name}_bucket{{le="([^"]+)"}} (\S+)', self.metrics(), re.M)]
+
+
+def quantile(buckets, q):
+    """Upper edge, interpolated as Prometheus does."""
+    total = buckets[-1][1] if buckets else 0
+    if not total:
+        return None
+    below, edge = 0.0, 0.0
+    for le, n in buckets:
+        if n >= q * total:
+            return edge if le == float("inf") else edge + (le - edge) * (q * total - below) / max(n - below, 1e-9)
+        below, edge = n, le
+    return edge
+
+
+def minus(now, before):
+    old = dict(before)
+    return [(le, n - old.get(le, 0)) for le, n in now]
+
+
+def milliseconds(s):
+    return "–" if s is None else f"{s * 1000:.1f} ms"
+
+
+class Run:
+    def __init__(self, options, folder):
+        self.o, self.c = options, Cluster(pathlib.Path(folder) / "cluster")
+        self.pods = options.deployments * options.pods
+        self.rows, self.marks = [], {}
+
+    def row(self, what, value):
+        self.rows.append((what, value))
+        say(f"{what}: {value}")
+
+    def apply(self, objects, *args):
+        self.c.kubectl("create", *args, "-f", "-", input=json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}), timeout=600)
+
+    def prepare(self):
+        audit = self.c.dir / "audit.log"
+        self.audit = audit
+        rate = "--kube-api-qps=1000 --kube-api-burst=2000"
+        self.c.up(0, apiserver_args=f"--audit-policy-file={HERE}/audit.yaml --audit-log-path={audit} --max-requests-inflight=2000 "
+                                    "--max-mutating-requests-inflight=1000",
+                  controller_manager_args=f"{rate} --node-monitor-grace-period=300s", scheduler_args=rate)
+        Process(self.c, "kwok", "kwok", f"--kubeconfig={self.c.dir}/pki/admin.conf", "--manage-all-nodes=false",
+                "--manage-nodes-with-annotation-selector=kwok.x-k8s.io/node=fake", "--node-lease-duration-seconds=200",
+                f"--config={HERE}/stages.yaml", "--server-address=127.0.0.1:10247")
+        started = time.monotonic()
+        self.apply([node(i) for i in range(self.o.nodes)])
+        until(lambda: self.c.ready_nodes() >= self.o.nodes, 900, "nodes", 3)
+        self.row(f"{self.o.nodes} nodes Ready after", f"{time.monotonic() - started:.0f} s")
+        self.c.kubectl("apply", "-f", ROOT / "manifests/crds")
+        self.c.kubectl("apply", "-f", ROOT / "manifests/cluster/00-namespace.yaml", "-f", ROOT / "manifests/cluster/10-rbac.yaml")
+        token = self.c.kubectl("-n", NS, "create", "token", "baton-controller", "--duration=12h").strip()
+        text = (self.c.dir / "pki/admin.conf").read_text()
+        self.config = self.c.dir / "controller.conf"
+        self.config.write_text(re.sub(r"user: \{client-cert.*", f'user: {{token: "{token}"}}}}]', text))
+        self.lead = Controller(self.c, "one", 8090, self.config)
+        until(self.lead.leads, 60, "a leader")
+        self.next = Controller(self.c, "two", 8092, self.config)
+
+    def pools(self):
+        items = json.loads(self.c.kubectl("-n", NS, "get", "wp", "-o", "json"))["items"]
+        return [w.get("status", {}) for w in items]
+
+    def count(self, field):
+        return sum(s.get(field, 0) for s in self.pools())
+
+    def mark(self, who):
+        return {n: who.buckets(n) for n in HISTOGRAMS.values()}, who.cpu()
+
+    def report(self, phase, who, before):
+        """Quantiles and CPU of `who` since `before`."""
+        for what, name in HISTOGRAMS.items():
+            b = minus(who.buckets(name), before[0][name])
+            if b:
+                self.row(f"{phase}: {what}, p50 / p99 of {b[-1][1]:.0f}", f"{milliseconds(quantile(b, 0.5))} / {milliseconds(quantile(b, 0.99))}")
+        self.row(f"{phase}: CPU of the controller", f"{who.cpu() - before[1]:.1f} s")
+        self.row(f"{phase}: memory of the controller, now / highest", "{:.1f} MB / {:.1f} MB".format(*who.memory()))
+
+    def writes(self, since=0):
+        n = collections.Counter()
+        with open(self.audit) as f:
+            for i, line in enumerate(f):
+                if i >= since:
+                    o = json.loads(line)
+                    r = o["objectRef"]
+                    n[f"{o['verb']} {r['resource']}" + (f"/{r['subresource']}" if r.get("subresource") else "")] += 1
+        return n
+
+    def create(self):
+        before, started = self.mark(self.lead), time.monotonic()
+        self.apply([deployment(i, self.o.pods) for i in range(self.o.deployments)])
+        profile = subprocess.Popen(["perf", "record", "-q", "-g", "-o", "/tmp/baton-scale.perf", "-p", str(self.lead.pid)]) if self.o.profile else None
+        created = None
+        while True:
+            current, ready = self.count("replicas"), self.count("readyReplicas")
+            t = time.monotonic() - started
+            say(f"{t:.0f} s: {current} created, {ready} ready; controller {self.lead.cpu():.1f} s CPU, {self.lead.memory()[0]:.1f} MB")
+            if current >= self.pods and not created:
+                created = t
+            if ready >= self.pods:
+                break
+            if t > 3600:
+                raise SystemExit("pods do not get ready")
+            time.sleep(5)
+        if profile:
+            profile.terminate()
+        self.row(f"{self.pods} pods of {self.o.deployments} InferenceDeployments created after", f"{created:.0f} s")
+        self.row("all Ready and counted in status after", f"{t:.0f} s")
+        time.sleep(15)
+        self.report("creation", self.lead, before)
+        n = self.writes()
+        per = sum(v for k, v in n.items() if not k.endswith(" events")) / self.pods
+        self.row("creation: API writes a pod (events and Lease left out / included)", f"{per:.2f} / {sum(n.values()) / self.pods:.2f}")
+        self.row("creation: writes by kind", ", ".join(f"{k} {v}" for k, v in n.most_common()))
+
+    def churn(self):
+        """One pod in fifty is deleted by someone else."""
+        before, started = self.mark(self.lead), time.monotonic()
+        names = self.c.kubectl("-n", NS, "get", "pods", "-o", "name").split()[::50]
+        self.c.kubectl("-n", NS, "delete", "--wait=false", *names, timeout=300)
+        until(lambda: len(self.c.kubectl("-n", NS, "get", "pods", "-o", "name").split()) >= self.pods and self.count("readyReplicas") >= self.pods,
+              900, "replacements", 2)
+        self.row(f"{len(names)} deleted pods replaced and ready after", f"{time.monotonic() - started:.0f} s")
+        time.sleep(5)
+        self.report("replacement", self.lead, before)
+
+    def rest(self):
+        before = self.mark(self.lead)
+        time.sleep(60)
+        self.report("60 s at rest", self.lead, before)
+
+    def failover(self):
+        """The leader is killed with -9 and a pool is scaled at the same moment: the time until the new leader has made the pod."""
+        self.lead.kill()
+        started = time.monotonic()
+        self.c.kubectl("-n", NS, "scale", "wp/m0-decode", f"--replicas={self.o.pods // 2 + 1}")
+        want = self.o.pods + 1
+        until(lambda: len(self.c.kubectl("-n", NS, "get", "pods", "-l", "serving.baton.dev/infd=m0", "-o", "name").split()) >= want, 300,
+              "the new leader's pod", 0.2)
+        self.row("leader killed: the next one made a pod after (its Lease lives 15 s)", f"{time.monotonic() - started:.1f} s")
+        self.row("memory of the new leader, now / highest", "{:.1f} MB / {:.1f} MB".format(*self.next.memory()))
+        self.row("pods after it (exact)", str(len(self.c.kubectl("-n", NS, "get", "pods", "-o", "name").split())))
+
+    def peers(self):
+        for name in ("apiserver", "etcd", "scheduler", "controller-manager"):
+            inside = (self.c.dir / f"{name}.pid").read_text().strip()
+            r = subprocess.run(self.c.inside("sh", "-c", f"grep VmRSS /proc/{inside}/status; cut -d' ' -f14,15 /proc/{inside}/stat"),
+                               capture_output=True, text=True).stdout.split()
+            self.row(f"beside it: {name}", f"{int(r[1]) / 1024:.0f} MB, {(int(r[3]) + int(r[4])) / os.sysconf('SC_CLK_TCK'):.0f} s CPU")
+
+    def go(self):
+        try:
+            for step in (self.prepare, self.create, self.rest, self.churn, self.failover, self.peers):
+                step()
+        finally:
+            if self.o.keep_logs:
+                shutil.copytree(self.c.dir / "log", self.o.keep_logs, dirs_exist_ok=True)
+                for f in self.c.dir.glob("*.log"):
+                    shutil.copy(f, self.o.keep_logs)
+            self.c.down()
+            print("| what | value |\n|---|---|")
+            for what, value in self.rows:
+                print(f"| {what} | {value} |")
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--nodes", type=int, default=1000)
+    p.add_argument("--deployments", type=int, default=100)
+    p.add_argument("--pods", type=int, default=100)
+    p.add_argument("--profile", action="store_true", help="perf record of the leader during creation")
+    p.add_argument("--keep-logs", help="folder for the programs' logs")
+    with tempfile.TemporaryDirectory(prefix="baton-scale-") as d:
+        Run(p.parse_args(), d).go()
+
+
+if __name__ == "__main__":
+    main()
