@@ -98,6 +98,18 @@ uint16_t f32_to_f16(float f)
     return (uint16_t)(sign | ((abs - 0x38000000u) >> 13));
 }
 
+static float half_or_float(const uint8_t *p, bool f32, size_t i)
+{
+    uint16_t h;
+    float f;
+    if (f32) {
+        memcpy(&f, p + 4 * i, 4);
+        return f;
+    }
+    memcpy(&h, p + 2 * i, 2);
+    return f16_to_f32(h);
+}
+
 /* ---- f8 ---- */
 
 float f8_to_f32(uint8_t b)
@@ -119,6 +131,93 @@ uint8_t f32_to_f8(float f)
         return (uint8_t)(sign | (uint8_t)rintf(abs * 512.0f));
     bits = (bits & 0x7fffffffu) + 0x7ffffu + (bits >> 20 & 1u);
     return (uint8_t)(sign | (uint8_t)((bits >> 20) - (120u << 3)));
+}
+
+/* ---- rows of K and V ---- */
+
+bool kv_is_coded(enum kv_type t)
+{
+    return t == KV_I8 || t == KV_F8;
+}
+
+uint32_t kv_elt_bytes(enum kv_type t)
+{
+    return t == KV_F32 ? 4 : kv_is_coded(t) ? 1 : 2;
+}
+
+static uint32_t kv_groups(uint32_t head_dim)
+{
+    return (head_dim + KV_GROUP - 1) / KV_GROUP;
+}
+
+size_t kv_head_bytes(enum kv_type t, uint32_t head_dim, uint32_t block_tokens)
+{
+    size_t scales = kv_is_coded(t) ? kv_groups(head_dim) * sizeof(float) : 0;
+    return block_tokens * ((size_t)head_dim * kv_elt_bytes(t) + scales);
+}
+
+static uint16_t f32_to_bf16(float f)
+{
+    uint32_t bits;
+    memcpy(&bits, &f, 4);
+    if ((bits & 0x7fffffffu) > 0x7f800000u)
+        return (uint16_t)(bits >> 16 | 64u);
+    return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+}
+
+/* Codes of up to KV_GROUP values; returns their scale. */
+static float kv_codes(enum kv_type t, const float *x, uint32_t n, uint8_t *codes)
+{
+    float max = 0, most = t == KV_I8 ? 127.0f : 448.0f;
+    for (uint32_t i = 0; i < n; i++)
+        max = fabsf(x[i]) > max ? fabsf(x[i]) : max;
+    float inv = max > 1e-30f ? most / max : 0.0f;
+    for (uint32_t i = 0; i < n; i++)
+        codes[i] = t == KV_I8 ? (uint8_t)(int8_t)rintf(x[i] * inv) : f32_to_f8(x[i] * inv);
+    return inv > 0.0f ? max / most : 0.0f;
+}
+
+void kv_store(enum kv_type t, const float *x, uint32_t head_dim, uint32_t block_tokens,
+              uint32_t token, uint8_t *head)
+{
+    uint8_t *to = head + (size_t)token * head_dim * kv_elt_bytes(t);
+    uint8_t *scales = head + (size_t)block_tokens * head_dim +
+                      (size_t)token * kv_groups(head_dim) * sizeof(float);
+    for (uint32_t i = 0; i < head_dim; i += KV_GROUP) {
+        uint32_t n = head_dim - i < KV_GROUP ? head_dim - i : KV_GROUP;
+        if (kv_is_coded(t)) {
+            float scale = kv_codes(t, x + i, n, to + i);
+            memcpy(scales + i / KV_GROUP * sizeof scale, &scale, sizeof scale);
+            continue;
+        }
+        for (uint32_t k = i; k < i + n; k++) {
+            uint16_t h = t == KV_BF16 ? f32_to_bf16(x[k]) : f32_to_f16(x[k]);
+            if (t == KV_F32)
+                memcpy(to + 4 * (size_t)k, &x[k], 4);
+            else
+                memcpy(to + 2 * (size_t)k, &h, 2);
+        }
+    }
+}
+
+float kv_load(enum kv_type t, const uint8_t *head, uint32_t head_dim, uint32_t block_tokens,
+              uint32_t token, uint32_t dim)
+{
+    size_t i = (size_t)token * head_dim + dim;
+    if (!kv_is_coded(t)) {
+        if (t != KV_BF16)
+            return half_or_float(head, t == KV_F32, i);
+        uint32_t bits = (uint32_t)head[2 * i] << 16 | (uint32_t)head[2 * i + 1] << 24;
+        float f;
+        memcpy(&f, &bits, 4);
+        return f;
+    }
+    float scale;
+    size_t group = (size_t)token * kv_groups(head_dim) + dim / KV_GROUP;
+    memcpy(&scale, head + (size_t)block_tokens * head_dim + group * sizeof scale, sizeof scale);
+    if (t == KV_I8)
+        return (float)(int8_t)head[i] * scale;
+    return f8_to_f32(head[i]) * 0x1p-8f * (scale * 256.0f);
 }
 
 /* ---- rotary embedding ---- */
@@ -152,18 +251,6 @@ void rope_apply(float *x, const float *cs, uint32_t dims, bool neox)
 }
 
 /* ---- one row of a matrix ---- */
-
-static float half_or_float(const uint8_t *p, bool f32, size_t i)
-{
-    uint16_t h;
-    float f;
-    if (f32) {
-        memcpy(&f, p + 4 * i, 4);
-        return f;
-    }
-    memcpy(&h, p + 2 * i, 2);
-    return f16_to_f32(h);
-}
 
 static void float_row(const struct mat *m, const uint8_t *rec, uint32_t lane, float *out)
 {

@@ -88,19 +88,34 @@ struct acts {
     uint32_t n_blocks;
 };
 
+/* How K and V of a head lie in a block: [token][dim] elements; those of KV_I8 and KV_F8 are codes,
+ * with one f32 scale for KV_GROUP dims (the last group may be short), [token][group], after the
+ * block's codes. */
+enum kv_type { KV_F16, KV_F32, KV_BF16, KV_I8, KV_F8 };
+#define KV_GROUP 64u
+bool kv_is_coded(enum kv_type t);
+uint32_t kv_elt_bytes(enum kv_type t);
+size_t kv_head_bytes(enum kv_type t, uint32_t head_dim, uint32_t block_tokens);
+/* One token's row into its head's part of a block, and one element of it. */
+void kv_store(enum kv_type t, const float *x, uint32_t head_dim, uint32_t block_tokens,
+              uint32_t token, uint8_t *head);
+float kv_load(enum kv_type t, const uint8_t *head, uint32_t head_dim, uint32_t block_tokens,
+              uint32_t token, uint32_t dim);
+
 /* Attention of consecutive rows of one sequence over one KV head: `group` query heads share it. */
 struct attn {
     const float *q; /* row r, head h at q + r * ldq + h * head_dim; already scaled */
-    float *out;     /* likewise */
+    float *out;     /* likewise, v_dim a head */
     size_t ldq, ldo;
     uint32_t rows, group, head_dim;
+    uint32_t v_dim;  /* V is the first v_dim of head_dim elements (0: all), as of a latent */
     uint32_t start;  /* position of row 0 */
     uint32_t window; /* positions seen by a row, itself included; 0: all */
     const uint8_t *pool;
     const uint32_t *blocks;           /* of the sequence */
     uint64_t block_bytes, k_at, v_at; /* this layer's and head's K and V inside a block */
     uint32_t block_tokens;
-    bool kv_f32;
+    enum kv_type kv;
     float *scratch; /* attn_scratch_floats() */
 };
 size_t attn_scratch_floats(uint32_t rows, uint32_t group, uint32_t head_dim);

@@ -10,15 +10,12 @@ struct state {
 static float kv_at(const struct attn *a, uint64_t at, uint32_t pos, uint32_t d)
 {
     const uint8_t *block = a->pool + a->blocks[pos / a->block_tokens] * a->block_bytes + at;
-    size_t i = (size_t)(pos % a->block_tokens) * a->head_dim + d;
-    if (a->kv_f32) {
-        float f;
-        memcpy(&f, block + 4 * i, 4);
-        return f;
-    }
-    uint16_t h;
-    memcpy(&h, block + 2 * i, 2);
-    return f16_to_f32(h);
+    return kv_load(a->kv, block, a->head_dim, a->block_tokens, pos % a->block_tokens, d);
+}
+
+static uint32_t value_dim(const struct attn *a)
+{
+    return a->v_dim ? a->v_dim : a->head_dim;
 }
 
 /* One window's contribution to one query: positions [t0, t1) after `base`. */
@@ -42,7 +39,7 @@ static void window(const struct attn *a, const float *q, float *out, struct stat
         lanes[i] = p[i] + p[i + 16];
     s->sum = fmaf(s->sum, factor, scalar_lanes(lanes));
     s->max = max;
-    for (uint32_t d = 0; d < a->head_dim; d++) {
+    for (uint32_t d = 0; d < value_dim(a); d++) {
         float acc = out[d] * factor;
         for (uint32_t t = t0; t < t1; t++)
             acc = fmaf(p[t], kv_at(a, a->v_at, base + t, d), acc);
@@ -54,13 +51,13 @@ static void query(const struct attn *a, const float *q, float *out, uint32_t pos
 {
     struct state s = {-INFINITY, 0, 0, pos + 1};
     s.lo = a->window && s.hi > a->window ? s.hi - a->window : 0;
-    memset(out, 0, a->head_dim * sizeof *out);
+    memset(out, 0, value_dim(a) * sizeof *out);
     for (uint32_t base = s.lo / ATTN_WINDOW * ATTN_WINDOW; base < s.hi; base += ATTN_WINDOW) {
         uint32_t t0 = s.lo > base ? s.lo - base : 0, left = s.hi - base;
         window(a, q, out, &s, base, t0, left < ATTN_WINDOW ? left : ATTN_WINDOW);
     }
     float inv = 1.0f / s.sum;
-    for (uint32_t d = 0; d < a->head_dim; d++)
+    for (uint32_t d = 0; d < value_dim(a); d++)
         out[d] *= inv;
 }
 
@@ -69,5 +66,5 @@ void scalar_attention(const struct attn *a)
     for (uint32_t r = 0; r < a->rows; r++)
         for (uint32_t h = 0; h < a->group; h++)
             query(a, a->q + r * a->ldq + (size_t)h * a->head_dim,
-                  a->out + r * a->ldo + (size_t)h * a->head_dim, a->start + r);
+                  a->out + r * a->ldo + (size_t)h * value_dim(a), a->start + r);
 }

@@ -16,7 +16,8 @@ struct query {
 /* Scratch of one unit. */
 struct unit {
     const struct attn *a;
-    float *k, *v;  /* [head_dim][32], [32][head_dim] */
+    uint32_t v_dim;
+    float *k, *v;  /* [head_dim][32], [32][v_dim] */
     float *p;      /* [queries][32] scores, then probabilities */
     float *factor; /* [queries] */
     struct query *queries;
@@ -24,21 +25,46 @@ struct unit {
 };
 _Static_assert(sizeof(struct query) == 16, "attn_scratch_floats counts four words a query");
 
-INLINE v16 kv_load(const uint8_t *p, bool f32, size_t i)
+/* A head's rows of a block, from the window's first position on. */
+struct kv_rows {
+    const uint8_t *codes;
+    const float *scales; /* [token][groups] */
+    uint32_t dim, groups;
+};
+
+static struct kv_rows rows_at(const struct attn *a, const uint8_t *head, uint32_t token)
 {
-    return f32 ? v_load((const float *)(const void *)p + i)
-               : v_load_f16((const uint16_t *)(const void *)p + i);
+    struct kv_rows r = {.dim = a->head_dim, .groups = (a->head_dim + KV_GROUP - 1) / KV_GROUP};
+    r.codes = head + (size_t)token * r.dim * kv_elt_bytes(a->kv);
+    r.scales = (const float *)(const void *)(head + (size_t)a->block_tokens * r.dim) +
+               (size_t)token * r.groups;
+    return r;
 }
 
-static void load_keys(const struct unit *u, const uint8_t *k, uint32_t n)
+INLINE v16 row_load(const struct kv_rows *r, enum kv_type type, uint32_t t, uint32_t d)
 {
-    uint32_t dim = u->a->head_dim;
+    size_t i = (size_t)t * r->dim + d;
+    if (type == KV_F32)
+        return v_load((const float *)(const void *)r->codes + i);
+    if (type == KV_F16)
+        return v_load_f16((const uint16_t *)(const void *)r->codes + i);
+    if (type == KV_BF16)
+        return v_load_bf16((const uint16_t *)(const void *)r->codes + i);
+    float scale = r->scales[(size_t)t * r->groups + d / KV_GROUP];
+    if (type == KV_I8)
+        return v_mul(v_load_i8((const int8_t *)r->codes + i), v_set1(scale));
+    return v_mul(v_load_f8(r->codes + i), v_set1(scale * 256.0f));
+}
+
+INLINE void load_keys_of(const struct unit *u, const struct kv_rows *k, enum kv_type type,
+                         uint32_t n)
+{
     for (uint32_t t = 0; t < ATTN_WINDOW; t += 16)
-        for (uint32_t d = 0; d < dim; d += 16) {
+        for (uint32_t d = 0; d < k->dim; d += 16) {
             v16 r[16];
             UNROLL
             for (uint32_t i = 0; i < 16; i++)
-                r[i] = t + i < n ? kv_load(k, u->a->kv_f32, (size_t)(t + i) * dim + d) : v_set1(0);
+                r[i] = t + i < n ? row_load(k, type, t + i, d) : v_set1(0);
             v_transpose(r);
             UNROLL
             for (uint32_t i = 0; i < 16; i++)
@@ -46,11 +72,31 @@ static void load_keys(const struct unit *u, const uint8_t *k, uint32_t n)
         }
 }
 
-static void load_values(const struct unit *u, const uint8_t *v, uint32_t n)
+INLINE void load_values_of(const struct unit *u, const struct kv_rows *v, enum kv_type type,
+                           uint32_t n)
 {
-    uint32_t dim = u->a->head_dim;
-    for (size_t i = 0; i < (size_t)n * dim; i += 16)
-        v_store(u->v + i, kv_load(v, u->a->kv_f32, i));
+    for (uint32_t t = 0; t < n; t++)
+        for (uint32_t d = 0; d < u->v_dim; d += 16)
+            v_store(u->v + (size_t)t * u->v_dim + d, row_load(v, type, t, d));
+}
+
+INLINE void load_window(const struct unit *u, const struct kv_rows *k, const struct kv_rows *v,
+                        enum kv_type type, uint32_t n)
+{
+    load_keys_of(u, k, type, n);
+    load_values_of(u, v, type, n);
+}
+
+static void load_window_any(const struct unit *u, const struct kv_rows *k, const struct kv_rows *v,
+                            uint32_t n)
+{
+    switch (u->a->kv) {
+    case KV_F16: load_window(u, k, v, KV_F16, n); break;
+    case KV_F32: load_window(u, k, v, KV_F32, n); break;
+    case KV_BF16: load_window(u, k, v, KV_BF16, n); break;
+    case KV_I8: load_window(u, k, v, KV_I8, n); break;
+    case KV_F8: load_window(u, k, v, KV_F8, n); break;
+    }
 }
 
 static const float *query_at(const struct unit *u, uint32_t i)
@@ -62,7 +108,7 @@ static const float *query_at(const struct unit *u, uint32_t i)
 static float *out_at(const struct unit *u, uint32_t i)
 {
     const struct attn *a = u->a;
-    return a->out + i / a->group * a->ldo + (size_t)(i % a->group) * a->head_dim;
+    return a->out + i / a->group * a->ldo + (size_t)(i % a->group) * u->v_dim;
 }
 
 INLINE void scores(const struct unit *u, uint32_t first, uint32_t n)
@@ -127,7 +173,7 @@ INLINE void weighted(const struct unit *u, uint32_t first, uint32_t n, uint32_t 
                 v_mul(v_load(out_at(u, first + i) + d + j * 16), v_set1(u->factor[first + i]));
     }
     for (uint32_t t = t0; t < t1; t++) {
-        const float *v = u->v + (size_t)t * u->a->head_dim + d;
+        const float *v = u->v + (size_t)t * u->v_dim + d;
         UNROLL
         for (uint32_t i = 0; i < n; i++) {
             v16 p = v_set1(u->p[(size_t)(first + i) * ATTN_WINDOW + t]);
@@ -155,9 +201,9 @@ INLINE void window_queries(const struct unit *u, uint32_t first, uint32_t n, uin
         t1 = to > t1 ? to : t1;
         softmax(u, i, base);
     }
-    for (; d + 64 <= u->a->head_dim; d += 64)
+    for (; d + 64 <= u->v_dim; d += 64)
         weighted(u, first, n, d, 4, t0, t1);
-    for (; d < u->a->head_dim; d += 16)
+    for (; d < u->v_dim; d += 16)
         weighted(u, first, n, d, 1, t0, t1);
 }
 
@@ -166,10 +212,10 @@ static void window(const struct unit *u, uint32_t base)
 {
     const struct attn *a = u->a;
     const uint8_t *block = a->pool + a->blocks[base / a->block_tokens] * a->block_bytes;
-    size_t at = (size_t)(base % a->block_tokens) * a->head_dim * (a->kv_f32 ? 4 : 2);
+    struct kv_rows k = rows_at(a, block + a->k_at, base % a->block_tokens);
+    struct kv_rows v = rows_at(a, block + a->v_at, base % a->block_tokens);
     uint32_t end = a->start + a->rows - base, i = 0, n = u->n;
-    load_keys(u, block + a->k_at + at, end < ATTN_WINDOW ? end : ATTN_WINDOW);
-    load_values(u, block + a->v_at + at, end < ATTN_WINDOW ? end : ATTN_WINDOW);
+    load_window_any(u, &k, &v, end < ATTN_WINDOW ? end : ATTN_WINDOW);
     while (i < n && u->queries[i].hi <= base)
         i++;
     while (n > i && u->queries[n - 1].lo >= base + ATTN_WINDOW)
@@ -186,22 +232,22 @@ static void window(const struct unit *u, uint32_t base)
 
 void ISA(attention)(const struct attn *a)
 {
-    struct unit u = {.a = a, .n = a->rows * a->group};
+    struct unit u = {.a = a, .n = a->rows * a->group, .v_dim = a->v_dim ? a->v_dim : a->head_dim};
     u.k = a->scratch;
     u.v = u.k + (size_t)a->head_dim * ATTN_WINDOW;
-    u.p = u.v + (size_t)a->head_dim * ATTN_WINDOW;
+    u.p = u.v + (size_t)u.v_dim * ATTN_WINDOW;
     u.queries = (struct query *)(void *)(u.p + (size_t)u.n * ATTN_WINDOW);
     u.factor = (float *)(void *)(u.queries + u.n);
     for (uint32_t i = 0; i < u.n; i++) {
         uint32_t hi = a->start + i / a->group + 1;
         u.queries[i] =
             (struct query){-INFINITY, 0, a->window && hi > a->window ? hi - a->window : 0, hi};
-        memset(out_at(&u, i), 0, a->head_dim * sizeof(float));
+        memset(out_at(&u, i), 0, u.v_dim * sizeof(float));
     }
     uint32_t end = a->start + a->rows;
     for (uint32_t base = u.queries[0].lo / ATTN_WINDOW * ATTN_WINDOW; base < end;
          base += ATTN_WINDOW)
         window(&u, base);
     for (uint32_t i = 0; i < u.n; i++)
-        ISA(scale)(out_at(&u, i), 1.0f / u.queries[i].sum, a->head_dim);
+        ISA(scale)(out_at(&u, i), 1.0f / u.queries[i].sum, u.v_dim);
 }

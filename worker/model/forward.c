@@ -106,22 +106,20 @@ void layer_products(struct step *s, const struct layer_product *p, uint32_t n, c
 
 /* ---- attention ---- */
 
-static uint8_t *kv_place(struct step *s, uint32_t row, uint32_t layer, bool v, uint32_t head)
+/* One head's K or V of a row into its block. */
+static void store_kv(struct step *s, const float *x, uint32_t row, uint32_t layer, bool v,
+                     uint32_t head)
 {
     const struct model_kv *kv = &s->w->kv;
     const struct row *r = &s->w->rows[row];
     uint32_t block = s->w->batch->segments[r->segment].blocks[r->pos / kv->block_tokens];
-    return s->w->kv_pool + model_kv_piece_offset(kv, block, layer) + (v ? kv->half_bytes : 0) +
-           head * kv->head_bytes +
-           (uint64_t)(r->pos % kv->block_tokens) * kv->head_dim * kv->elt_bytes;
-}
-
-static void store_kv(struct step *s, const float *x, uint8_t *to)
-{
-    if (s->w->kv.elt_bytes == 4)
-        memcpy(to, x, s->c->head_dim * sizeof(float));
+    uint32_t token = r->pos % kv->block_tokens;
+    uint8_t *to = s->w->kv_pool + model_kv_piece_offset(kv, block, layer) +
+                  (v ? kv->half_bytes : 0) + head * kv->head_bytes;
+    if (kv->dtype == MODEL_KV_F16)
+        s->ops->to_f16(x, (uint16_t *)(void *)to + (size_t)token * kv->head_dim, kv->head_dim);
     else
-        s->ops->to_f16(x, (uint16_t *)(void *)to, s->c->head_dim);
+        kv_store((enum kv_type)kv->dtype, x, kv->head_dim, kv->block_tokens, token, to);
 }
 
 /* One head of one row: norm, rotation, scale (q), store (k, v). Heads: queries, keys, values. */
@@ -142,7 +140,7 @@ static void head_done(struct step *s, uint32_t layer, uint32_t row, uint32_t hea
     if (q)
         s->ops->scale(x, c->attn_scale, c->head_dim);
     else
-        store_kv(s, x, kv_place(s, row, layer, v, (head - c->n_heads) % c->n_kv_heads));
+        store_kv(s, x, row, layer, v, (head - c->n_heads) % c->n_kv_heads);
 }
 
 static void heads_done(struct step *s, uint32_t layer)
@@ -178,7 +176,7 @@ static void attention_unit(struct step *s, uint32_t layer, const struct attn_uni
         .k_at = layer * kv->piece_bytes + kv_head * kv->head_bytes,
         .v_at = layer * kv->piece_bytes + kv->half_bytes + kv_head * kv->head_bytes,
         .block_tokens = kv->block_tokens,
-        .kv_f32 = kv->elt_bytes == 4,
+        .kv = (enum kv_type)kv->dtype,
         .scratch = s->w->scratch[s->thread],
     };
     s->ops->attention(&a);

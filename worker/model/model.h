@@ -134,12 +134,15 @@ const char *model_isa(const struct model *m); /* "avx512" */
 
 /* ---- KV layout ---- */
 
-enum model_kv_dtype { MODEL_KV_F16, MODEL_KV_F32 };
+/* I8 and F8 (E4M3): with an f32 scale for 64 values of a token and head (kernels/ops.h). */
+enum model_kv_dtype { MODEL_KV_F16, MODEL_KV_F32, MODEL_KV_BF16, MODEL_KV_I8, MODEL_KV_F8 };
 #define MODEL_BLOCK_TOKENS 32u
 
 struct model_kv {
     uint32_t n_layers, n_kv_heads, head_dim, block_tokens, elt_bytes;
-    uint64_t head_bytes;  /* one head's K or V in a block: block_tokens x head_dim elements */
+    enum model_kv_dtype dtype;
+    uint32_t halves;      /* 2: K and V; 1: a latent that is both */
+    uint64_t head_bytes;  /* one head's K or V in a block: elements, then scales where there are */
     uint64_t half_bytes;  /* K or V of a layer: n_kv_heads x head_bytes */
     uint64_t piece_bytes; /* a (block, layer) piece: K then V, what a push moves per layer */
     uint64_t block_bytes; /* n_layers pieces */

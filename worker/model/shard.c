@@ -124,7 +124,7 @@ int model_kv_part(struct model_kv *kv, const struct model_config *c, const struc
     k.n_layers = p->layer1 - p->layer0;
     k.n_kv_heads = p->kv1 - p->kv0;
     k.half_bytes = k.n_kv_heads * k.head_bytes;
-    k.piece_bytes = 2 * k.half_bytes;
+    k.piece_bytes = k.halves * k.half_bytes;
     k.block_bytes = k.n_layers * k.piece_bytes;
     *kv = k;
     return 0;

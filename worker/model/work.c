@@ -8,6 +8,11 @@
 #define THREADS_MAX 64u
 #define ROWS_MAX    65536u
 
+_Static_assert((int)MODEL_KV_F16 == KV_F16 && (int)MODEL_KV_F32 == KV_F32 &&
+                   (int)MODEL_KV_BF16 == KV_BF16 && (int)MODEL_KV_I8 == KV_I8 &&
+                   (int)MODEL_KV_F8 == KV_F8,
+               "a dtype is the kernels' type");
+
 int model_kv_init(struct model_kv *kv, const struct model_config *c, enum model_kv_dtype dtype,
                   uint32_t block_tokens, struct err *e)
 {
@@ -18,10 +23,12 @@ int model_kv_init(struct model_kv *kv, const struct model_config *c, enum model_
                          .n_kv_heads = c->n_kv_heads,
                          .head_dim = c->head_dim,
                          .block_tokens = block_tokens,
-                         .elt_bytes = dtype == MODEL_KV_F32 ? 4 : 2};
-    k.head_bytes = (uint64_t)block_tokens * k.head_dim * k.elt_bytes;
+                         .elt_bytes = kv_elt_bytes((enum kv_type)dtype),
+                         .dtype = dtype,
+                         .halves = c->mla.rank ? 1 : 2};
+    k.head_bytes = kv_head_bytes((enum kv_type)dtype, k.head_dim, block_tokens);
     k.half_bytes = k.n_kv_heads * k.head_bytes;
-    k.piece_bytes = 2 * k.half_bytes;
+    k.piece_bytes = k.halves * k.half_bytes;
     k.block_bytes = k.n_layers * k.piece_bytes;
     *kv = k;
     return 0;

@@ -289,7 +289,7 @@ static void kv_case_init(struct kv_case *c)
                          .block_bytes = 2 * half,
                          .v_at = half,
                          .block_tokens = bt,
-                         .kv_f32 = f32,
+                         .kv = f32 ? KV_F32 : KV_F16,
                          .scratch = c->scratch};
 }
 
@@ -316,11 +316,12 @@ static double plain(const struct kv_case *c, uint32_t row, uint32_t head, uint32
         for (uint32_t i = 0; i < a->head_dim; i++) {
             const float *k = (const float *)(const void *)b;
             const uint16_t *h = (const uint16_t *)(const void *)b;
-            double key = a->kv_f32 ? (double)k[at + i] : (double)f16_to_f32(h[at + i]);
+            double key = a->kv == KV_F32 ? (double)k[at + i] : (double)f16_to_f32(h[at + i]);
             s += key * (double)c->q[row * a->ldq + (size_t)head * a->head_dim + i];
         }
-        v = a->kv_f32 ? (double)((const float *)(const void *)(b + a->v_at))[at + d]
-                      : (double)f16_to_f32(((const uint16_t *)(const void *)(b + a->v_at))[at + d]);
+        v = a->kv == KV_F32
+                ? (double)((const float *)(const void *)(b + a->v_at))[at + d]
+                : (double)f16_to_f32(((const uint16_t *)(const void *)(b + a->v_at))[at + d]);
         num += exp(s) * v;
         den += exp(s);
     }
