@@ -1,7 +1,8 @@
 /* The forward pass. Every thread runs forward_thread(); products split the rows of the weights,
  * everything between them splits the rows of the batch, or (few rows) is done by each thread on its
  * own copy. Five barriers a layer then. */
-#include "worker/model/layer.h"
+#include "worker/model/mla.h"
+#include "worker/model/moe.h"
 
 #include <errno.h>
 
@@ -26,6 +27,8 @@ static void rope_tables(struct step *s)
         rope_table(s->w->cs_global + at, pos, c->rope_dims, s->w->freqs_global);
         if (c->sliding_window)
             rope_table(s->w->cs_local + at, pos, c->rope_dims, s->w->freqs_local);
+        if (c->rope.magnitude != 1.0f)
+            s->ops->scale(s->w->cs_global + at, c->rope.magnitude, c->rope_dims);
     }
 }
 
@@ -106,9 +109,8 @@ void layer_products(struct step *s, const struct layer_product *p, uint32_t n, c
 
 /* ---- attention ---- */
 
-/* One head's K or V of a row into its block. */
-static void store_kv(struct step *s, const float *x, uint32_t row, uint32_t layer, bool v,
-                     uint32_t head)
+void forward_store_kv(struct step *s, const float *x, uint32_t row, uint32_t layer, bool v,
+                      uint32_t head)
 {
     const struct model_kv *kv = &s->w->kv;
     const struct row *r = &s->w->rows[row];
@@ -122,12 +124,27 @@ static void store_kv(struct step *s, const float *x, uint32_t row, uint32_t laye
         kv_store((enum kv_type)kv->dtype, x, kv->head_dim, kv->block_tokens, token, to);
 }
 
-/* One head of one row: norm, rotation, scale (q), store (k, v). Heads: queries, keys, values. */
+static void add_bias(struct step *s, float *x, uint32_t layer, uint32_t head)
+{
+    uint32_t q = s->c->n_heads, kv = s->c->n_kv_heads, dim = s->c->head_dim;
+    if (head < q)
+        s->ops->add(x, layer_vec(s, layer, SLOT_Q_BIAS) + (size_t)head * dim, dim);
+    else
+        s->ops->add(x,
+                    layer_vec(s, layer, head < q + kv ? SLOT_K_BIAS : SLOT_V_BIAS) +
+                        (size_t)((head - q) % kv) * dim,
+                    dim);
+}
+
+/* One head of one row: bias, norm, rotation, scale (q), store (k, v). Heads: queries, keys, values.
+ */
 static void head_done(struct step *s, uint32_t layer, uint32_t row, uint32_t head)
 {
     const struct model_config *c = s->c;
     float *x = s->w->qkv + (size_t)row * s->w->qkv_cols + (size_t)head * c->head_dim;
     bool q = head < c->n_heads, v = head >= c->n_heads + c->n_kv_heads;
+    if (c->qkv_bias)
+        add_bias(s, x, layer, head);
     if (!v) {
         if (c->qk_norm) {
             const float *norm =
@@ -140,7 +157,14 @@ static void head_done(struct step *s, uint32_t layer, uint32_t row, uint32_t hea
     if (q)
         s->ops->scale(x, c->attn_scale, c->head_dim);
     else
-        store_kv(s, x, row, layer, v, (head - c->n_heads) % c->n_kv_heads);
+        forward_store_kv(s, x, row, layer, v, (head - c->n_heads) % c->n_kv_heads);
+}
+
+/* The layer's KV is complete. */
+static void announce(struct step *s, uint32_t layer)
+{
+    if (s->thread == 0 && s->w->batch->layer_done)
+        s->w->batch->layer_done(s->w->batch->ctx, layer);
 }
 
 static void heads_done(struct step *s, uint32_t layer)
@@ -150,8 +174,7 @@ static void heads_done(struct step *s, uint32_t layer)
     for (uint32_t u = from; u < to; u++)
         head_done(s, layer, u / heads, u % heads);
     pool_barrier(s->w->pool);
-    if (s->thread == 0 && s->w->batch->layer_done)
-        s->w->batch->layer_done(s->w->batch->ctx, layer);
+    announce(s, layer);
 }
 
 static void attention_unit(struct step *s, uint32_t layer, const struct attn_unit *u)
@@ -159,22 +182,25 @@ static void attention_unit(struct step *s, uint32_t layer, const struct attn_uni
     const struct model_config *c = s->c;
     const struct model_kv *kv = &s->w->kv;
     uint32_t kv_head = u->head / (c->n_heads / c->n_kv_heads);
-    size_t heads = (size_t)c->n_heads * c->head_dim;
+    uint32_t v_dim = c->mla.rank ? c->mla.rank : c->head_dim;
+    size_t heads = (size_t)c->n_heads * v_dim;
     struct attn a = {
         .q = s->w->qkv + (size_t)u->row * s->w->qkv_cols + (size_t)u->head * c->head_dim,
-        .out = s->w->att + u->row * heads + (size_t)u->head * c->head_dim,
+        .out = s->w->att + u->row * heads + (size_t)u->head * v_dim,
         .ldq = s->w->qkv_cols,
         .ldo = heads,
         .rows = u->n,
         .group = u->heads,
         .head_dim = c->head_dim,
+        .v_dim = c->mla.rank,
         .start = s->w->rows[u->row].pos,
         .window = model_layer_is_local(c, layer) ? c->sliding_window : 0,
         .pool = s->w->kv_pool,
         .blocks = s->w->batch->segments[u->segment].blocks,
         .block_bytes = kv->block_bytes,
         .k_at = layer * kv->piece_bytes + kv_head * kv->head_bytes,
-        .v_at = layer * kv->piece_bytes + kv->half_bytes + kv_head * kv->head_bytes,
+        .v_at =
+            layer * kv->piece_bytes + (kv->halves - 1) * kv->half_bytes + kv_head * kv->head_bytes,
         .block_tokens = kv->block_tokens,
         .kv = (enum kv_type)kv->dtype,
         .scratch = s->w->scratch[s->thread],
@@ -195,6 +221,17 @@ static void attention(struct step *s, uint32_t layer)
 }
 
 /* ---- layers ---- */
+
+static void latent_attention_part(struct step *s, uint32_t layer)
+{
+    struct layer_product o = {image_layer(s->m, layer, SLOT_O), s->w->out, s->c->d_model};
+    mla_queries(s, layer);
+    announce(s, layer);
+    attention(s, layer);
+    mla_values(s, layer);
+    struct acts x = layer_acts_of(s, s->c->n_heads * s->c->mla.v);
+    layer_products(s, &o, 1, &x, s->w->n_rows);
+}
 
 static void attention_part(struct step *s, uint32_t layer)
 {
@@ -274,10 +311,16 @@ static void forward_thread(void *arg, uint32_t thread)
     const float *post = NULL, *out = NULL;
     for (uint32_t l = 0; l < s.c->n_layers; l++) {
         residual_norm(&s, out, post, layer_vec(&s, l, SLOT_ATTN_NORM));
-        attention_part(&s, l);
+        if (s.c->mla.rank)
+            latent_attention_part(&s, l);
+        else
+            attention_part(&s, l);
         residual_norm(&s, w->out, layer_vec(&s, l, SLOT_POST_ATTN_NORM),
                       layer_vec(&s, l, SLOT_FFN_NORM));
-        ffn_part(&s, l);
+        if (model_layer_has_experts(s.c, l))
+            moe_part(&s, l);
+        else
+            ffn_part(&s, l);
         out = w->out;
         post = layer_vec(&s, l, SLOT_POST_FFN_NORM);
     }

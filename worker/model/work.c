@@ -1,5 +1,8 @@
 #include "worker/model/work.h"
+#include "worker/model/mla.h"
+#include "worker/model/moe.h"
 #include "worker/model/rope.h"
+#include "worker/model/slots.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -34,14 +37,14 @@ int model_kv_init(struct model_kv *kv, const struct model_config *c, enum model_
     return 0;
 }
 
-/* ---- memory: one mapping, carved twice: first to count, then to hand out ---- */
+/* ---- memory ---- */
 
-struct carve {
-    uint8_t *base; /* NULL while counting */
-    uint64_t used;
-};
+static uint32_t max_u32(uint32_t a, uint32_t b)
+{
+    return a > b ? a : b;
+}
 
-static void *carve(struct carve *c, uint64_t n, uint64_t size)
+void *work_carve(struct carve *c, uint64_t n, uint64_t size)
 {
     void *p = c->base ? c->base + c->used : NULL;
     c->used += (n * size + 63) & ~(uint64_t)63;
@@ -51,10 +54,10 @@ static void *carve(struct carve *c, uint64_t n, uint64_t size)
 static void carve_rows(struct carve *c, const struct model_work *w, struct rows *r, uint64_t n)
 {
     uint64_t blocks = (w->norm_cols + BLOCK_COLS - 1) / BLOCK_COLS;
-    r->h = carve(c, n * w->m->config.d_model, sizeof *r->h);
-    r->norm = carve(c, n * w->norm_cols, sizeof *r->norm);
-    r->codes = carve(c, n * blocks, ACT_BLOCK_BYTES);
-    r->blocks = carve(c, n * blocks, sizeof *r->blocks);
+    r->h = work_carve(c, n * w->m->config.d_model, sizeof *r->h);
+    r->norm = work_carve(c, n * w->norm_cols, sizeof *r->norm);
+    r->codes = work_carve(c, n * blocks, ACT_BLOCK_BYTES);
+    r->blocks = work_carve(c, n * blocks, sizeof *r->blocks);
 }
 
 static void carve_all(struct carve *c, struct model_work *w)
@@ -62,28 +65,31 @@ static void carve_all(struct carve *c, struct model_work *w)
     const struct model_config *mc = &w->m->config;
     uint64_t n = w->o.max_rows, heads = (uint64_t)mc->n_heads * mc->head_dim;
     uint32_t group = mc->n_heads / mc->n_kv_heads;
-    w->own = carve(c, w->o.threads, sizeof *w->own);
-    w->scratch = carve(c, w->o.threads, sizeof *w->scratch);
+    w->own = work_carve(c, w->o.threads, sizeof *w->own);
+    w->scratch = work_carve(c, w->o.threads, sizeof *w->scratch);
     struct rows none;
     float *nothing;
     for (uint32_t t = 0; t < w->o.threads; t++) {
         carve_rows(c, w, c->base ? &w->own[t] : &none, REPLICATE_ROWS);
         *(c->base ? &w->scratch[t] : &nothing) =
-            carve(c, attn_scratch_floats(ATTN_TILE, group, mc->head_dim), sizeof(float));
+            work_carve(c, attn_scratch_floats(ATTN_TILE, group, mc->head_dim), sizeof(float));
     }
     carve_rows(c, w, &w->shared, n);
-    w->qkv = carve(c, n * w->qkv_cols, sizeof(float));
-    w->att = carve(c, n * heads, sizeof(float));
-    w->gate = carve(c, n * mc->d_ff, sizeof(float));
-    w->up = carve(c, n * mc->d_ff, sizeof(float));
-    w->out = carve(c, n * mc->d_model, sizeof(float));
-    w->cs_global = carve(c, n * mc->rope_dims, sizeof(float));
-    w->cs_local = carve(c, n * mc->rope_dims, sizeof(float));
-    w->freqs_global = carve(c, mc->rope_dims / 2, sizeof(double));
-    w->freqs_local = carve(c, mc->rope_dims / 2, sizeof(double));
-    w->rows = carve(c, n, sizeof *w->rows);
-    w->out_rows = carve(c, n, sizeof *w->out_rows);
-    w->units = carve(c, n * mc->n_heads, sizeof *w->units);
+    w->qkv = work_carve(c, n * w->qkv_cols, sizeof(float));
+    w->att = work_carve(c, n * heads, sizeof(float));
+    uint64_t ff = max_u32(mc->d_ff, mc->moe.d_shared);
+    w->gate = work_carve(c, n * ff, sizeof(float));
+    w->up = work_carve(c, n * ff, sizeof(float));
+    w->out = work_carve(c, n * mc->d_model, sizeof(float));
+    w->cs_global = work_carve(c, n * mc->rope_dims, sizeof(float));
+    w->cs_local = work_carve(c, n * mc->rope_dims, sizeof(float));
+    w->freqs_global = work_carve(c, mc->rope_dims / 2, sizeof(double));
+    w->freqs_local = work_carve(c, mc->rope_dims / 2, sizeof(double));
+    moe_carve(c, w);
+    mla_carve(c, w);
+    w->rows = work_carve(c, n, sizeof *w->rows);
+    w->out_rows = work_carve(c, n, sizeof *w->out_rows);
+    w->units = work_carve(c, n * mc->n_heads, sizeof *w->units);
 }
 
 static int work_memory(struct model_work *w, struct err *e)
@@ -102,17 +108,13 @@ static int work_memory(struct model_work *w, struct err *e)
     return 0;
 }
 
-static uint32_t max_u32(uint32_t a, uint32_t b)
-{
-    return a > b ? a : b;
-}
-
 static int work_init(struct model_work *w, struct err *e)
 {
     const struct model_config *c = &w->m->config;
-    uint32_t heads = c->n_heads * c->head_dim;
-    w->norm_cols = (max_u32(max_u32(c->d_model, c->d_ff), heads) + 31) & ~31u;
-    w->qkv_cols = heads + 2 * c->n_kv_heads * c->head_dim;
+    uint32_t heads = c->n_heads * c->head_dim, wide = max_u32(c->d_ff, c->moe.d_shared);
+    wide = max_u32(max_u32(c->d_model, wide), max_u32(c->n_heads * slots_o_dim(c), c->mla.q_rank));
+    w->norm_cols = (wide + 31) & ~31u;
+    w->qkv_cols = heads + (c->mla.rank ? 0 : 2 * c->n_kv_heads * c->head_dim);
     int rc = model_kv_init(&w->kv, c, w->o.kv_dtype, w->o.block_tokens, e);
     if (rc < 0 || (rc = work_memory(w, e)) < 0)
         return rc;

@@ -1,6 +1,7 @@
 /* work.h: the memory of a step and its plan (internal to worker/model). One model_work, one engine
  * thread. */
 #pragma once
+#include "kernels/cpu/gating.h"
 #include "worker/model/image.h"
 #include "worker/model/pool.h"
 
@@ -30,6 +31,35 @@ struct attn_unit {
     uint32_t row, n, segment, head, heads;
 };
 
+/* Experts of a step (moe.c). A slot is one row at one of its experts. */
+struct moe_rows {
+    uint32_t ff, d_blocks, ff_blocks; /* an expert's width here; blocks of activations */
+    uint32_t n_slots;
+    float *scores;             /* [rows, experts] */
+    float *scratch;            /* one a thread */
+    struct gating_pick *picks; /* [rows, used] */
+    uint32_t *slot_of;         /* [rows, used]; UINT32_MAX: the expert is elsewhere */
+    uint32_t *row_of;          /* [slots] */
+    uint32_t *first;           /* [experts + 1] slots of an expert */
+    float *x, *gate, *up;      /* [slots, d_model], in and out; [slots, ff] */
+    int8_t *codes;             /* of x, later of the gated */
+    struct act_block *blocks;
+};
+
+/* Latent attention of a step (mla.c). */
+struct mla_rows {
+    float *q, *kv, *q_a, *values; /* [rows, heads x (nope + rope)], latent, q_rank, heads x v */
+    int8_t *codes;                /* of one head's rows, one a thread */
+    struct act_block *blocks;
+};
+
+/* The memory of a model_work is one mapping, carved twice: first to count, then to hand out. */
+struct carve {
+    uint8_t *base; /* NULL while counting */
+    uint64_t used;
+};
+void *work_carve(struct carve *c, uint64_t n, uint64_t size);
+
 struct model_work {
     const struct model *m;
     struct model_work_options o;
@@ -42,6 +72,8 @@ struct model_work {
     float *cs_global, *cs_local;        /* rotary tables [rows, rope_dims] */
     double *freqs_global, *freqs_local; /* [rope_dims / 2] */
     float **scratch;                    /* of attention, one a thread */
+    struct moe_rows moe;
+    struct mla_rows mla;
     struct row *rows;
     uint32_t *out_rows; /* rows that give logits */
     struct attn_unit *units;

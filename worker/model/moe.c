@@ -1,0 +1,257 @@
+#include "worker/model/moe.h"
+
+void moe_carve(struct carve *c, struct model_work *w)
+{
+    const struct model_moe *m = &w->m->config.moe;
+    const struct model_part *p = &w->m->part;
+    struct moe_rows *r = &w->moe, none;
+    if (!m->experts)
+        return;
+    if (!c->base)
+        r = &none;
+    uint64_t n = w->o.max_rows, slots = n * m->used, d = w->m->config.d_model;
+    uint64_t ff = p->expert_ff1 - p->expert_ff0;
+    r->ff = (uint32_t)ff;
+    r->d_blocks = (uint32_t)((d + BLOCK_COLS - 1) / BLOCK_COLS);
+    r->ff_blocks = (uint32_t)((ff + BLOCK_COLS - 1) / BLOCK_COLS);
+    uint64_t most = r->d_blocks > r->ff_blocks ? r->d_blocks : r->ff_blocks;
+    r->scores = work_carve(c, n * m->experts, sizeof *r->scores);
+    r->scratch = work_carve(c, (uint64_t)w->o.threads * (m->experts + m->groups), sizeof(float));
+    r->picks = work_carve(c, slots, sizeof *r->picks);
+    r->slot_of = work_carve(c, slots, sizeof *r->slot_of);
+    r->row_of = work_carve(c, slots, sizeof *r->row_of);
+    r->first = work_carve(c, m->experts + 1u, sizeof *r->first);
+    r->x = work_carve(c, slots * d, sizeof *r->x);
+    r->gate = work_carve(c, slots * ff, sizeof *r->gate);
+    r->up = work_carve(c, slots * ff, sizeof *r->up);
+    r->codes = work_carve(c, slots * most, ACT_BLOCK_BYTES);
+    r->blocks = work_carve(c, slots * most, sizeof *r->blocks);
+}
+
+/* ---- the choice ---- */
+
+static void route(struct step *s, uint32_t layer)
+{
+    const struct model_moe *m = &s->c->moe;
+    struct moe_rows *r = &s->w->moe;
+    struct layer_product router = {image_layer(s->m, layer, SLOT_ROUTER), r->scores, m->experts};
+    struct acts x = layer_acts_of(s, s->c->d_model);
+    struct gating g = {.experts = m->experts,
+                       .used = m->used,
+                       .groups = m->groups,
+                       .groups_used = m->groups_used,
+                       .scale = m->scale,
+                       .sigmoid = m->sigmoid,
+                       .normalise = m->normalise,
+                       .top2 = m->top2,
+                       .bias = layer_vec(s, layer, SLOT_ROUTER_BIAS)};
+    float *scratch = r->scratch + (size_t)s->thread * (m->experts + m->groups);
+    uint32_t from, to;
+    layer_products(s, &router, 1, &x, s->w->n_rows);
+    layer_split(s->w->n_rows, s->threads, s->thread, &from, &to);
+    for (uint32_t i = from; i < to; i++)
+        gating_choose(&g, r->scores + (size_t)i * m->experts, scratch,
+                      r->picks + (size_t)i * m->used);
+    pool_barrier(s->w->pool);
+}
+
+/* Slots of each expert here, in the order of rows. */
+static void sort_slots(struct step *s)
+{
+    const struct model_moe *m = &s->c->moe;
+    const struct model_part *p = &s->m->part;
+    struct moe_rows *r = &s->w->moe;
+    uint32_t n = s->w->n_rows * m->used;
+    memset(r->first, 0, (m->experts + 1u) * sizeof *r->first);
+    for (uint32_t i = 0; i < n; i++)
+        r->first[r->picks[i].expert + 1] +=
+            r->picks[i].expert >= p->expert0 && r->picks[i].expert < p->expert1;
+    for (uint32_t e = 0; e < m->experts; e++)
+        r->first[e + 1] += r->first[e];
+    uint32_t total = r->first[m->experts];
+    for (uint32_t i = n; i-- > 0;) { /* backwards: first[] of the next becomes this one's */
+        uint32_t e = r->picks[i].expert;
+        bool here = e >= p->expert0 && e < p->expert1;
+        r->slot_of[i] = here ? --r->first[e + 1] : UINT32_MAX;
+        if (here)
+            r->row_of[r->slot_of[i]] = i / m->used;
+    }
+    memmove(r->first, r->first + 1, m->experts * sizeof *r->first);
+    r->first[m->experts] = total;
+    r->n_slots = total;
+}
+
+static void gather(struct step *s)
+{
+    struct moe_rows *r = &s->w->moe;
+    uint32_t d = s->c->d_model, from, to;
+    layer_split(r->n_slots, s->threads, s->thread, &from, &to);
+    for (uint32_t i = from; i < to; i++) {
+        size_t row = r->row_of[i], n = r->d_blocks;
+        memcpy(r->x + (size_t)i * d, layer_row_norm(s, (uint32_t)row), d * sizeof(float));
+        memcpy(r->codes + i * n * ACT_BLOCK_BYTES, s->rows.codes + row * n * ACT_BLOCK_BYTES,
+               n * ACT_BLOCK_BYTES);
+        memcpy(r->blocks + i * n, s->rows.blocks + row * n, n * sizeof *r->blocks);
+    }
+    pool_barrier(s->w->pool);
+}
+
+/* ---- products grouped by expert ---- */
+
+struct grouped {
+    const struct image_entry *weights[2];
+    float *y[2];
+    uint32_t n; /* of them, of the same activations */
+    uint32_t rows;
+    size_t ldy;
+    const float *x;
+    size_t ldx;
+    uint32_t n_blocks;
+};
+
+/* A group of rows costs its reading and a product a slot. */
+static uint32_t group_cost(uint32_t slots)
+{
+    return slots ? slots + 4 : 0;
+}
+
+static void expert_groups(struct step *s, const struct grouped *g, uint32_t expert, uint32_t which,
+                          uint32_t g0, uint32_t g1)
+{
+    const struct moe_rows *r = &s->w->moe;
+    uint32_t first = r->first[expert], slots = r->first[expert + 1] - first;
+    struct mat m = image_mat(s->m, g->weights[which]);
+    m.rows = g->rows;
+    m.data += (size_t)(expert - s->m->part.expert0) * mat_bytes(m.form, m.rows, m.cols);
+    struct acts x = {.x = g->x + first * g->ldx,
+                     .ldx = g->ldx,
+                     .codes = r->codes + (size_t)first * g->n_blocks * ACT_BLOCK_BYTES,
+                     .blocks = r->blocks + (size_t)first * g->n_blocks,
+                     .n_blocks = g->n_blocks};
+    s->ops->matmul(&m, g0, g1, &x, slots, g->y[which] + first * g->ldy, g->ldy);
+}
+
+/* The groups of rows that lie in this thread's share of the whole cost. */
+static void grouped_products(struct step *s, const struct grouped *g)
+{
+    const struct moe_rows *r = &s->w->moe;
+    uint32_t groups = (g->rows + GROUP_ROWS - 1) / GROUP_ROWS;
+    uint64_t total = 0, at = 0;
+    for (uint32_t e = s->m->part.expert0; e < s->m->part.expert1; e++)
+        total += (uint64_t)group_cost(r->first[e + 1] - r->first[e]) * groups * g->n;
+    uint64_t from = total * s->thread / s->threads, to = total * (s->thread + 1) / s->threads;
+    for (uint32_t e = s->m->part.expert0; e < s->m->part.expert1; e++) {
+        uint64_t cost = group_cost(r->first[e + 1] - r->first[e]);
+        for (uint32_t i = 0; cost && i < g->n; i++, at += cost * groups) {
+            uint64_t g0 = from > at ? (from - at + cost - 1) / cost : 0;
+            uint64_t g1 = to > at ? (to - at + cost - 1) / cost : 0;
+            g1 = g1 < groups ? g1 : groups;
+            if (g0 < g1)
+                expert_groups(s, g, e, i, (uint32_t)g0, (uint32_t)g1);
+        }
+    }
+    pool_barrier(s->w->pool);
+}
+
+static void gate_slots(struct step *s)
+{
+    struct moe_rows *r = &s->w->moe;
+    uint32_t from, to;
+    layer_split(r->n_slots, s->threads, s->thread, &from, &to);
+    for (uint32_t i = from; i < to; i++) {
+        float *x = r->gate + (size_t)i * r->ff;
+        size_t at = (size_t)i * r->ff_blocks;
+        s->ops->swiglu(x, r->up + (size_t)i * r->ff, r->ff, x);
+        s->ops->quantize(x, r->ff, r->codes + at * ACT_BLOCK_BYTES, r->blocks + at);
+    }
+    pool_barrier(s->w->pool);
+}
+
+static void experts(struct step *s, uint32_t layer)
+{
+    struct moe_rows *r = &s->w->moe;
+    uint32_t d = s->c->d_model;
+    struct grouped gate_up = {.weights = {image_layer(s->m, layer, SLOT_EXPERT_GATE),
+                                          image_layer(s->m, layer, SLOT_EXPERT_UP)},
+                              .y = {r->gate, r->up},
+                              .n = 2,
+                              .rows = r->ff,
+                              .ldy = r->ff,
+                              .x = r->x,
+                              .ldx = d,
+                              .n_blocks = r->d_blocks};
+    struct grouped down = {.weights = {image_layer(s->m, layer, SLOT_EXPERT_DOWN)},
+                           .y = {r->x}, /* the inputs are used up */
+                           .n = 1,
+                           .rows = d,
+                           .ldy = d,
+                           .x = r->gate,
+                           .ldx = r->ff,
+                           .n_blocks = r->ff_blocks};
+    grouped_products(s, &gate_up);
+    gate_slots(s);
+    grouped_products(s, &down);
+}
+
+/* ---- shared experts, and the sum ---- */
+
+static void shared(struct step *s, uint32_t layer)
+{
+    struct model_work *w = s->w;
+    uint32_t n = s->m->part.shared1 - s->m->part.shared0;
+    struct layer_product gate_up[] = {
+        {image_layer(s->m, layer, SLOT_GATE), w->gate, n},
+        {image_layer(s->m, layer, SLOT_UP), w->up, n},
+    };
+    struct layer_product down = {image_layer(s->m, layer, SLOT_DOWN), w->out, s->c->d_model};
+    struct acts x = layer_acts_of(s, s->c->d_model);
+    layer_products(s, gate_up, 2, &x, w->n_rows);
+    for (uint32_t r = s->r0; r < s->r1; r++) {
+        float *norm = layer_row_norm(s, r);
+        s->ops->swiglu(w->gate + (size_t)r * n, w->up + (size_t)r * n, n, norm);
+        layer_row_quantize(s, r, norm, n);
+    }
+    layer_rows_done(s);
+    x = layer_acts_of(s, n);
+    layer_products(s, &down, 1, &x, w->n_rows);
+}
+
+static void add_weighted(float *to, const float *x, float weight, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        to[i] += x[i] * weight;
+}
+
+/* Routed experts in their order, then the shared ones' sum. */
+static void combine(struct step *s, bool has_shared)
+{
+    const struct model_moe *m = &s->c->moe;
+    struct moe_rows *r = &s->w->moe;
+    uint32_t d = s->c->d_model, from, to;
+    layer_split(s->w->n_rows, s->threads, s->thread, &from, &to);
+    for (uint32_t row = from; row < to; row++) {
+        float *out = s->w->out + (size_t)row * d;
+        if (!has_shared)
+            memset(out, 0, d * sizeof *out);
+        for (uint32_t k = 0; k < m->used; k++) {
+            size_t i = (size_t)row * m->used + k;
+            if (r->slot_of[i] != UINT32_MAX)
+                add_weighted(out, r->x + (size_t)r->slot_of[i] * d, r->picks[i].weight, d);
+        }
+    }
+    pool_barrier(s->w->pool);
+}
+
+void moe_part(struct step *s, uint32_t layer)
+{
+    bool has_shared = s->m->part.shared1 > s->m->part.shared0;
+    route(s, layer);
+    if (s->thread == 0)
+        sort_slots(s);
+    pool_barrier(s->w->pool);
+    gather(s);
+    if (has_shared)
+        shared(s, layer);
+    experts(s, layer);
+    combine(s, has_shared);
+}

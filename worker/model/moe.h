@@ -1,0 +1,15 @@
+/* moe.h: the feed-forward part of a layer with experts (internal to worker/model): router, choice,
+ * products grouped by expert, their weighted sum; shared experts beside them.
+ *
+ * Rows are sorted by expert into slots (one row may have several); products run expert by expert
+ * over its slots. A row's sum goes over its experts in their order, so its bits don't depend on the
+ * others of the batch.
+ *
+ * Threads: as layer.h. */
+#pragma once
+#include "worker/model/layer.h"
+
+/* Memory of a model_work: nothing when the model has no experts. */
+void moe_carve(struct carve *c, struct model_work *w);
+/* From the normed rows to w->out (what the layer adds to h). Ends with a barrier. */
+void moe_part(struct step *s, uint32_t layer);
