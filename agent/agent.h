@@ -7,17 +7,19 @@
  * again and repeat their status, images are adopted by their manifests. */
 #pragma once
 #include "agent/lines.h"
+#include "agent/store.h"
 #include "agent/weights.h"
 #include "lib/base/clock.h"
 #include "lib/base/log.h"
+#include "lib/kube/access.h"
 #include "lib/kube/watch.h"
 
 #define AGENT_MANAGER "baton-agent"
 
 struct agent_options {
     const char *agent_dir, *segment_dir, *models_dir, *node_name, *pod_ip, *kubeconfig, *log_format,
-        *log_level;
-    uint64_t port, weights_budget, tier_budget;
+        *log_level, *hf_endpoint, *source_ca;
+    uint64_t port, weights_budget, tier_budget, cache_budget, fetch_chunk, fetch_connections;
 };
 
 struct launcher { /* one connection on agent.sock */
@@ -27,9 +29,12 @@ struct launcher { /* one connection on agent.sock */
     int64_t pid;
     struct weights_key want; /* its weights request, strings owned; source NULL: none */
     uint64_t want_bytes;
-    bool waits;      /* for another to fill its image */
-    json_t *status;  /* the last status message; NULL: none yet */
-    char *sent_role; /* last role told */
+    bool waits;                  /* for another to fill its image */
+    struct store_entry *model;   /* whose files its workers read */
+    char *model_key;             /* of the fetch that it waits for; NULL: none */
+    bool fetched;                /* it had to wait for a fetch */
+    json_t *status;              /* the last status message; NULL: none yet */
+    char *sent_role, *sent_rung; /* last told */
     bool sent_drain;
     struct launcher *prev, *next;
 };
@@ -51,7 +56,9 @@ struct agent {
     struct agent_options opt;
     struct kube_client *api;
     struct kube_watch *watch;
+    struct access *access;
     struct weights *weights;
+    struct models *models;
     struct launcher *launchers;
     struct apod *pods;
     uv_poll_t *listener;

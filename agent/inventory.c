@@ -1,6 +1,6 @@
 /* NodeInventory of this node: devices, weights by rung, tiers, the node's own copy bandwidth.
  * Written when it changes and once a minute. */
-#include "agent/agent.h"
+#include "agent/models.h"
 
 #include "lib/base/host.h"
 
@@ -111,19 +111,22 @@ static json_t *describe(struct agent *a)
 {
     static uint64_t rate;
     CLEANUP(free_charp) char *model = cpu_model();
-    json_t *models = json_array();
+    json_t *models = json_array(), *fetches = json_array();
     add_weights(a, models);
     add_files(a, models);
+    models_inventory(a, models, fetches);
     rate = rate ? rate : copy_bandwidth();
     json_t *device =
         json_pack("{s:s, s:s, s:s, s:s, s:I, s:I, s:b}", "name", "cpu0", "kind", "cpu", "model",
                   model, "isa", cpu_isa(), "memoryBytes", (json_int_t)host_memory_bytes(),
                   "milliCPUs", (json_int_t)host_milli_cpus(), "healthy", 1);
-    return json_pack("{s:s, s:o, s:[o], s:o, s:[{s:s, s:I, s:I}], s:[{s:s, s:I}]}", "agentVersion",
-                     BATON_VERSION, "hugePages", huge_pages(), "devices", device, "models", models,
-                     "tiers", "name", "dram", "capacityBytes", (json_int_t)a->opt.tier_budget,
-                     "usedBytes", (json_int_t)0, "links", "peer", "memory", "bytesPerSecond",
-                     (json_int_t)rate);
+    bool v6 = strchr(a->opt.pod_ip, ':') != NULL;
+    json_t *address = json_sprintf(v6 ? "[%s]:%d" : "%s:%d", a->opt.pod_ip, (int)a->opt.port);
+    return json_pack("{s:s, s:o, s:o, s:[o], s:o, s:o, s:[{s:s, s:I, s:I}], s:[{s:s, s:I}]}",
+                     "agentVersion", BATON_VERSION, "address", address, "hugePages", huge_pages(),
+                     "devices", device, "models", models, "fetches", fetches, "tiers", "name",
+                     "dram", "capacityBytes", (json_int_t)a->opt.tier_budget, "usedBytes",
+                     (json_int_t)0, "links", "peer", "memory", "bytesPerSecond", (json_int_t)rate);
 }
 
 static void tick(uv_timer_t *t);

@@ -1,6 +1,8 @@
 /* baton-agent: the node's daemon; `baton-agent launch` is the entry point of a worker pod. */
 #include "agent/agent.h"
 #include "agent/launch.h"
+#include "agent/models.h"
+#include "agent/rights.h"
 #include "lib/base/conf.h"
 #include "lib/base/host.h"
 #include "lib/base/metrics.h"
@@ -34,6 +36,20 @@ static const struct conf_opt options[] = {
      "memory for weight images (0: half of what this machine or its limit has)", "BYTES"},
     {"--tier-budget", "BATON_TIER_BUDGET", CONF_BYTES, CONF(struct agent_options, tier_budget), "0",
      0, 0, "memory for the node's KV tier", "BYTES"},
+    {"--cache-budget", "BATON_CACHE_BUDGET", CONF_BYTES, CONF(struct agent_options, cache_budget),
+     "0", 0, 0, "disk for fetched models in <models-dir>/fetched (0: nine tenths of what is free)",
+     "BYTES"},
+    {"--hf-endpoint", "HF_ENDPOINT", CONF_STR, CONF(struct agent_options, hf_endpoint), "", 0, 0,
+     "where hf:// models come from when their spec names no endpoint (default: "
+     "https://huggingface.co)",
+     "URL"},
+    {"--source-ca", "BATON_SOURCE_CA", CONF_STR, CONF(struct agent_options, source_ca), "", 0, 0,
+     "PEM file with the authorities that model sources' certificates are checked against", "FILE"},
+    {"--fetch-chunk", "BATON_FETCH_CHUNK", CONF_BYTES, CONF(struct agent_options, fetch_chunk),
+     "32Mi", 4096, 1099511627776.0, "piece in which large files are fetched", "BYTES"},
+    {"--fetch-connections", "BATON_FETCH_CONNECTIONS", CONF_U64,
+     CONF(struct agent_options, fetch_connections), "4", 1, 8,
+     "connections to a model's source at once", "N"},
     {"--log-format", "BATON_LOG_FORMAT", CONF_STR, CONF(struct agent_options, log_format), "json",
      0, 0, "json or text", "FORMAT"},
     {"--log-level", "BATON_LOG_LEVEL", CONF_STR, CONF(struct agent_options, log_level), "info", 0,
@@ -49,6 +65,8 @@ static const struct conf_prog prog = {"baton-agent",
 static bool is_ready(void *ctx, struct buf *why)
 {
     struct agent *a = ctx;
+    if (!access_ready(a->access, why))
+        return false;
     if (kube_watch_synced(a->watch))
         return true;
     if (buf_cstr(why, "the list of pods has not arrived"))
@@ -75,11 +93,12 @@ static int state(void *ctx, struct buf *out)
         json_array_append_new(launchers, json_pack("{s:s*, s:I, s:O*}", "pod", l->pod, "pid",
                                                    (json_int_t)l->pid, "status", l->status));
     CLEANUP(json_decrefp)
-    json_t *o = json_pack("{s:s, s:O, s:I, s:I, s:i, s:O, s:b}", "node", a->opt.node_name, "images",
-                          images, "weights_used_bytes", (json_int_t)weights_used_bytes(a->weights),
-                          "weights_budget_bytes", (json_int_t)weights_budget_bytes(a->weights),
-                          "fills", (int)weights_fills(a->weights), "launchers", launchers,
-                          "watch_connected", (int)kube_watch_connected(a->watch));
+    json_t *o = json_pack("{s:s, s:o, s:O, s:I, s:I, s:i, s:O, s:b}", "node", a->opt.node_name,
+                          "models", models_state(a), "images", images, "weights_used_bytes",
+                          (json_int_t)weights_used_bytes(a->weights), "weights_budget_bytes",
+                          (json_int_t)weights_budget_bytes(a->weights), "fills",
+                          (int)weights_fills(a->weights), "launchers", launchers, "watch_connected",
+                          (int)kube_watch_connected(a->watch));
     return o ? json_write(o, false, out) : -EINVAL;
 }
 
@@ -101,7 +120,7 @@ static void handle(struct httpd_req *req, void *ctx)
     metric_set(metric_new(METRIC_GAUGE, "baton_agent_weights_fills",
                           "Weight images loaded since the start"),
                weights_fills(a->weights));
-    if (!httpd_standard(req, &std))
+    if (!models_offer(a, req) && !httpd_standard(req, &std))
         httpd_replyf(req, 404, "text/plain",
                      "there is nothing here; see /healthz, /readyz, /metrics, /debug/state\n");
 }
@@ -128,7 +147,10 @@ static int start(struct agent *a, struct err *e)
         return r;
     r = kube_client_new(&a->loop, &kc, "baton-agent", &a->api, e);
     kube_config_fini(&kc);
-    if (r || (r = pods_start(a, e)))
+    if (!r)
+        r = access_start(a->api, "baton-agent", kube_namespace(a->api), agent_rights, NULL, NULL,
+                         &a->access, e);
+    if (r || (r = models_start(a, e)) || (r = pods_start(a, e)))
         return r;
     inventory_start(a);
     struct httpd_config hc = {.loop = &a->loop,

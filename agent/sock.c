@@ -1,5 +1,6 @@
 /* agent.sock: the launchers of this node's pods. Messages: docs/contracts.md. */
-#include "agent/agent.h"
+#include "agent/models.h"
+#include "lib/decide/standby.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -42,9 +43,23 @@ static int64_t next_epoch(const struct apod *p)
     return epoch < 0 ? 0 : epoch + (ran ? 1 : 0);
 }
 
+static void tell_rung(struct launcher *l, const struct apod *p, const char *role)
+{
+    const char *noted =
+        json_string_value(json_object_get(json_at(p->obj, "metadata.annotations"), ANN_RUNG));
+    const char *rung = standby_told(role, noted);
+    if (l->sent_rung && strcmp(l->sent_rung, rung) == 0)
+        return;
+    tell(l, json_pack("{s:s, s:s}", "type", "rung", "rung", rung), -1);
+    free(l->sent_rung);
+    l->sent_rung = xstrdup(rung);
+}
+
 void sock_tell(struct launcher *l, const struct apod *p)
 {
     const char *role = pods_role(p);
+    if (role)
+        tell_rung(l, p, role);
     if (role && (!l->sent_role || strcmp(l->sent_role, role) != 0)) {
         tell(l,
              json_pack("{s:s, s:s, s:I}", "type", "role", "role", role, "epoch",
@@ -172,6 +187,8 @@ static void on_message(struct lines *lines, const json_t *msg, void *ctx)
         log_warn("a launcher spoke before its hello", LS("type", type));
     else if (strcmp(type, "weights") == 0)
         on_weights(l, msg);
+    else if (strcmp(type, "model") == 0)
+        models_ask(l, msg);
     else if (strcmp(type, "filled") == 0)
         on_filled(l, msg);
     else if (strcmp(type, "status") == 0)
@@ -188,10 +205,12 @@ static void on_closed(struct lines *lines, const char *why, void *ctx)
     DL_DELETE(a->launchers, l);
     log_info("launcher gone", LS("pod", l->pod), LS("why", why));
     weights_release(a->weights, l);
+    models_release(l);
     struct apod *p = l->uid ? pods_find(a, l->uid) : NULL;
     drop_request(l);
     json_decref(l->status);
     free(l->sent_role);
+    free(l->sent_rung);
     free(l->ns);
     free(l->pod);
     free(l->uid);

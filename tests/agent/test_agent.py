@@ -253,6 +253,7 @@ def test_the_weight_budget_refuses_in_words_and_evicts_what_nobody_uses(node):
     (b.dir / "drain").write_text("0")
     b.start(BATON_MODEL_SOURCE=f"file://{node.dir}/m2.gguf")
     b.wait_active("decode")  # both fit: 1 + 63 of 64 MiB
+    (node.dir / "other.gguf").write_bytes(b"GGUF3")
     c = node.pod("unified")
     c.start(BATON_MODEL_SOURCE=f"file://{node.dir}/other.gguf")
     wait_for(lambda: "weight budget" in c.gate().get("message", ""))
