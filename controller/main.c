@@ -46,6 +46,17 @@ static const struct conf_opt option_table[] = {
       "for a single process, in tests"),
     O("--no-scaler", NULL, CONF_BOOL, plain_scaling, NULL, 0, 0, NULL,
       "don't scale roles that have bounds"),
+    O("--decision-log", "BATON_DECISION_LOG", CONF_STR, decision_log, "", 0, 0, "FILE",
+      "append every scaling decision with its inputs, one JSON object a line; `baton explain "
+      "--replay` reads it"),
+    O("--metrics-port", "BATON_METRICS_PORT", CONF_U64, metrics_port, "0", 0, 65535, "PORT",
+      "TLS port of external.metrics.k8s.io for HPA; 0: not served"),
+    O("--metrics-service", "BATON_METRICS_SERVICE", CONF_STR, metrics_service, "baton-controller",
+      0, 0, "NAME", "Service that the APIService names: the name in the certificate"),
+    O("--metrics-cert", "BATON_METRICS_CERT", CONF_STR, metrics_cert, "", 0, 0, "FILE",
+      "certificate for it (PEM); empty: one of its own, kept in the Secret baton-metrics-tls"),
+    O("--metrics-key", "BATON_METRICS_KEY", CONF_STR, metrics_key, "", 0, 0, "FILE",
+      "key of that certificate (PEM)"),
     O("--log-format", "BATON_LOG_FORMAT", CONF_STR, log_format, "json", 0, 0, "json|text",
       "form of log lines"),
     O("--log-level", "BATON_LOG_LEVEL", CONF_STR, log_level, "info", 0, 0, "LEVEL",
@@ -72,6 +83,8 @@ static int start(struct ctl *c, struct err *e)
     int rc = kube_config_load(NULL, &config, e);
     if (!rc)
         rc = ctl_start(c, &config, e);
+    if (!rc)
+        rc = rights_start(c, e);
     kube_config_fini(&config);
     return rc;
 }

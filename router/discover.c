@@ -3,6 +3,7 @@
  * roles come from the worker itself. */
 #include "lib/base/log.h"
 #include "lib/kube/cache.h"
+#include "router/rights.h"
 #include "router/router.h"
 
 #include <stdio.h>
@@ -14,6 +15,7 @@
 struct discover {
     struct router *r;
     struct kube_client *client;
+    struct access *access;
     struct kube_cache *infds, *pods, *secrets;
 };
 
@@ -140,6 +142,10 @@ int discover_start(struct router *r, struct discover **out, struct err *e)
     s->r = r;
     rc = kube_client_new(&r->loop, &config, "baton-router", &s->client, e);
     kube_config_fini(&config);
+    const char *ns = *r->o.namespace ? r->o.namespace : rc ? "" : kube_namespace(s->client);
+    rc = rc ? rc
+            : access_start(s->client, "baton-router", strcmp(ns, "*") == 0 ? NULL : ns,
+                           router_rights, NULL, NULL, &s->access, e);
     rc = rc ? rc : start_cache(s, &kube_secrets, LABEL_INFD, on_secret, &s->secrets, e);
     rc = rc ? rc : start_cache(s, &kube_pods, LABEL_INFD, on_pod, &s->pods, e);
     rc = rc ? rc : start_cache(s, &kube_infds, NULL, on_infd, &s->infds, e);
@@ -154,6 +160,7 @@ void discover_stop(struct discover *s)
 {
     if (!s)
         return;
+    access_stop(s->access);
     if (s->infds)
         kube_cache_stop(s->infds);
     if (s->pods)
@@ -169,4 +176,9 @@ bool discover_synced(const struct discover *s)
 {
     return kube_cache_synced(s->infds) && kube_cache_synced(s->pods) &&
            kube_cache_synced(s->secrets);
+}
+
+bool discover_permitted(struct discover *s, struct buf *why)
+{
+    return access_ready(s->access, why);
 }

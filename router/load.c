@@ -140,6 +140,8 @@ void load_handle(struct router *r, struct httpd_req *req)
 bool router_ready(void *ctx, struct buf *why)
 {
     const struct router *r = ctx;
+    if (r->discover && !discover_permitted(r->discover, why))
+        return false;
     const char *reason = r->draining ? "shutting down"
                          : r->discover && !discover_synced(r->discover)
                              ? "the list of deployments and pods is not complete yet"

@@ -176,5 +176,6 @@ struct discover;
 int discover_start(struct router *r, struct discover **out, struct err *e) MUST_CHECK;
 void discover_stop(struct discover *s);
 bool discover_synced(const struct discover *s);
+bool discover_permitted(struct discover *s, struct buf *why);          /* as access_ready */
 int policy_parse(const char *name, enum route_policy *out) MUST_CHECK; /* absent: auto */
 int static_load(struct router *r, const char *path, struct err *e) MUST_CHECK;

@@ -1,0 +1,9 @@
+/* Compared by a test with the router's Role in the chart. */
+#include "router/rights.h"
+
+const struct access_right router_rights[] = {
+    {"serving.baton.dev", "inferencedeployments", "get,list,watch", NULL, NULL},
+    {"", "pods", "get,list,watch", NULL, NULL},
+    {"", "secrets", "get,list,watch", NULL, NULL},
+    {0},
+};
