@@ -19,7 +19,8 @@ struct options {
     const char *own_namespace, *identity, *pod_ip, *log_format, *log_level;
     const char *worker_image, *router_url, *router_selector, *router_address;
     const char *agent_dir, *models_dir;
-    uint64_t port, lease_s, renew_s, retry_s;
+    const char *decision_log, *metrics_service, *metrics_cert, *metrics_key;
+    uint64_t port, metrics_port, lease_s, renew_s, retry_s;
     bool no_election, plain_scaling;
 };
 
@@ -38,7 +39,13 @@ struct ctl {
     struct options opts;
     const char *namespace; /* NULL: all */
     struct kube_client *client;
-    struct kube_cache *infds, *wps, *pods, *secrets, *pdbs, *routers;
+    struct kube_cache *infds, *wps, *pods, *secrets, *pdbs, *revisions, *routers;
+    struct kube_cache *nodes;      /* the whole cluster's; stays empty without that right */
+    struct kube_cache *pod_groups; /* NULL where the API server has none */
+    enum rec_gang gang;
+    bool gang_known;
+    size_t usable_nodes;
+    bool usable_nodes_stale;
     struct queue *queue;
     struct kube_lease *lease;
     struct kube_events_recorder *events;
@@ -46,7 +53,7 @@ struct ctl {
     struct access *access; /* NULL until rights_start */
     struct load *load;
     struct expected *expected;
-    uv_timer_t resync;
+    uv_timer_t resync, ask_gang;
     bool leading, stopping;
     int exit_code;
 };
@@ -56,6 +63,8 @@ struct step {
     enum rec_kind kind;
     struct kube_call call;
     char *name, *path_name, *uid, *resource_version, *why;
+    char *trouble; /* reason of a Warning event that goes with it; NULL: none */
+    int32_t index; /* of the pod in its group */
     json_t *body;
     enum rec_role role;
 };
@@ -79,7 +88,52 @@ int snapshot_build(struct ctl *c, const struct kube_infd *d, struct arena *a,
 /* NULL when there is none; borrowed until the loop turns. */
 const struct kube_infd *snapshot_infd(const struct ctl *c, const char *key);
 
+/* nodes.c */
+enum node_state {
+    NODE_STAYS,
+    NODE_LEAVING, /* cordoned, or tainted by who takes it away */
+    NODE_LOST     /* gone, or silent for half a minute */
+};
+/* *look_again_ns is set when time alone will change the answer. */
+enum node_state nodes_state(struct ctl *c, const struct kube_pod *p, uint64_t *look_again_ns);
+/* Calls wake for the deployments of the pods there when the node's state changed. */
+void nodes_changed(struct ctl *c, const struct kube_node *old, const struct kube_node *now,
+                   void (*wake)(struct ctl *c, const char *namespace, const char *infd));
+
+/* trouble.c */
+struct trouble {
+    const char *reason; /* CamelCase, static */
+    char text[900];     /* what is wrong and what to do */
+    bool disrupted;     /* somebody else's doing, not a crash */
+    bool unschedulable;
+};
+bool trouble_of(const struct kube_pod *p, enum node_state node, struct trouble *t);
+
+/* group.c: what makes a pod one of a group */
+json_t *group_metadata(const struct kube_infd *d, const struct rec_action *a);
+void group_place(json_t *spec, const struct ctl *c, const struct infd_role *role,
+                 const struct rec_action *a);
+json_t *group_gang(const struct kube_infd *d, const struct rec_action *a); /* a PodGroup */
+json_t *group_patch(const struct rec_action *a); /* of REC_GROUP_POD: a merge patch */
+json_t *group_lift(const struct rec_action *a, uint64_t now_ns); /* a strategic merge patch */
+
+/* revision.c: ControllerRevisions */
+json_t *revision_data(const struct kube_infd *d);
+json_t *revision_object(const struct kube_infd *d, const struct rec_action *a);
+/* The hash that pods of the role had in it; NULL when it had none. */
+const char *revision_of_role(const struct kube_revision *v, enum rec_role role);
+/* The deployment as it was when pods of this role had this hash: its own metadata, the stored spec.
+ * free(); NULL with *e when it is not stored. */
+struct kube_infd *revision_infd(const struct ctl *c, const struct kube_infd *d, enum rec_role role,
+                                const char *hash, struct err *e);
+
 /* pod.c */
+int64_t role_ranks(const struct infd_role *r); /* of a group */
+int64_t role_pods(const struct infd_role *r);
+/* What prefill and decode must share to work on one request: model and KV layout. */
+void pod_pair(const struct kube_infd *d, char out[17]);
+/* The whole deployment's revision: those of its roles. */
+void infd_revision(const struct kube_infd *d, char out[17]);
 /* The revision that pods of this role should have. */
 void pod_revision(const struct kube_infd *d, const struct infd_role *role, char out[17]);
 json_t *pod_body(const struct ctl *c, const struct kube_infd *d, const struct rec_action *a,
@@ -95,8 +149,9 @@ json_t *object_owner(const char *api, const char *kind, const char *name, const 
 json_t *object_pool(const struct kube_infd *d, const struct rec_action *a);
 json_t *object_pool_apply(const struct kube_infd *d, enum rec_role role);
 json_t *object_secret(const struct kube_infd *d);
+/* all_ranks: it counts every pod of the role, else only rank 0's. */
 json_t *object_pdb(const struct kube_infd *d, enum rec_role role, int32_t min_available,
-                   const char *pool_uid);
+                   bool all_ranks, const char *pool_uid);
 json_t *object_status(const struct kube_infd *d, const struct rec_plan *p, const char *url);
 json_t *object_pool_status(const struct kube_infd *d, const struct rec_plan *p, enum rec_role role);
 json_t *object_conditions(const struct rec_condition *c, size_t n);
@@ -116,5 +171,6 @@ void expected_free(struct ctl *c);
 /* load.c */
 int load_start(struct ctl *c, struct err *e) MUST_CHECK;
 void load_stop(struct ctl *c);
+bool scaling_http(struct ctl *c, struct httpd_req *r); /* true: the path was one of its own */
 uint32_t load_of_pod(const struct ctl *c,
                      const char *uid); /* running requests as the routers see them */

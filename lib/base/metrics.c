@@ -199,6 +199,28 @@ static int put_histogram(struct buf *b, const struct metric *m)
     return rc ? rc : put_sample(b, m, "_count", NULL, (double)total);
 }
 
+static struct {
+    int (*fn)(struct buf *out, void *ctx);
+    void *ctx;
+} collectors[8];
+static size_t n_collectors;
+
+void metrics_collect(int (*fn)(struct buf *out, void *ctx), void *ctx)
+{
+    ASSERT(n_collectors < sizeof collectors / sizeof *collectors);
+    collectors[n_collectors].fn = fn;
+    collectors[n_collectors++].ctx = ctx;
+}
+
+void metrics_uncollect(int (*fn)(struct buf *out, void *ctx), void *ctx)
+{
+    for (size_t i = 0; i < n_collectors; i++)
+        if (collectors[i].fn == fn && collectors[i].ctx == ctx) {
+            collectors[i] = collectors[--n_collectors];
+            return;
+        }
+}
+
 int metrics_write(struct buf *out)
 {
     static const char *const kind[] = {"counter", "gauge", "histogram"};
@@ -213,5 +235,7 @@ int metrics_write(struct buf *out)
                                                  : put_sample(out, m, "", NULL, metric_value(m));
     }
     pthread_mutex_unlock(&lock);
+    for (size_t i = 0; i < n_collectors && !rc; i++)
+        rc = collectors[i].fn(out, collectors[i].ctx);
     return rc;
 }

@@ -29,5 +29,11 @@ void metric_observe(struct metric *m, double v);
 double metric_value(const struct metric *m); /* counter or gauge; a histogram's sum */
 void metric_drop(struct metric *m);          /* a series whose subject is gone: no longer exposed */
 
+/* For series that come and go with objects: fn appends its own exposition (HELP, TYPE and samples
+ * of families that are not in the registry) whenever the metrics are written, on that thread. At
+ * most 8 at a time. All three on one thread. */
+void metrics_collect(int (*fn)(struct buf *out, void *ctx), void *ctx);
+void metrics_uncollect(int (*fn)(struct buf *out, void *ctx), void *ctx);
+
 int metrics_write(struct buf *out) MUST_CHECK;
 #define METRICS_CONTENT_TYPE "text/plain; version=0.0.4; charset=utf-8"

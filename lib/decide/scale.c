@@ -327,6 +327,11 @@ void scale_decide(const struct scale_input *in, struct scale_memory *m, uint64_t
     out->live = s.live;
     out->heard_of = s.heard_of;
     out->pending = s.pending;
+    out->running = s.running;
+    out->waiting = s.waiting;
+    out->waiting_tokens = s.waiting_tokens;
+    out->used_blocks = s.used_blocks;
+    out->blocks_each = m->blocks;
     memcpy(out->dropped, s.dropped, sizeof out->dropped);
     describe(in, &s, m, out);
     if (in->current < in->min || in->current > in->max) {

@@ -73,9 +73,10 @@ const char *scale_rung_name(enum scale_rung r);
 struct scale_input {
     enum rec_role role;
     enum scale_source source;
-    int32_t current;  /* the pool's replicas, pending ones included */
-    int32_t min, max; /* bounds */
-    bool heard;       /* some router (or Prometheus) answered lately */
+    int32_t current;   /* the pool's replicas, pending ones included */
+    int32_t min, max;  /* bounds */
+    bool heard;        /* some router (or Prometheus) answered lately */
+    uint64_t fresh_ns; /* age past which a sample doesn't count; 0: SCALE_FRESH_NS */
     double arrival_tokens_per_s;
     uint32_t held_requests; /* wait in routers for a worker */
     uint64_t held_tokens;
@@ -127,7 +128,9 @@ struct scale_decision {
     enum scale_code code;
     bool capacity_limited; /* more is needed than can be placed */
     uint32_t dropped[SCALE_DROPS];
-    uint32_t live, heard_of, pending;
+    uint32_t live, heard_of, pending, running, waiting;
+    uint64_t waiting_tokens, used_blocks;
+    double blocks_each;
     char reason[320];  /* a sentence */
     char inputs[1024]; /* JSON: the numbers it was made from */
 };

@@ -3,6 +3,7 @@
 #include "lib/decide/scale_int.h"
 
 #include <math.h>
+#include <stdlib.h>
 
 #define FIT_FADE    0.98 /* a sample's weight falls to half in about 34 */
 #define FIT_LEAST   12.0 /* weight below which nothing is concluded */
@@ -28,49 +29,71 @@ static bool right_process(const struct scale_sample *s, const struct scale_pod *
     return !p->incarnation || !s->incarnation || p->incarnation == s->incarnation;
 }
 
-/* The freshest usable sample of a pod; what is not usable is counted once a pod. */
-static const struct scale_sample *sample_of(const struct scale_input *in, const struct scale_pod *p,
-                                            struct scale_sums *sums)
+/* Pods by uid: open addressing, twice as many slots as pods. */
+struct found {
+    const struct scale_sample *best; /* the freshest usable one */
+    enum scale_drop why;             /* why another was not; SCALE_DROPS: none was refused */
+};
+struct by_uid {
+    const struct scale_pod *pods;
+    size_t n, mask;
+    uint32_t *slot; /* index + 1; 0: empty */
+    struct found *found;
+};
+
+static size_t slot_of(const struct by_uid *t, const char *uid)
 {
-    const struct scale_sample *best = NULL;
-    enum scale_drop why = SCALE_DROPS;
-    for (size_t i = 0; i < in->n_samples; i++) {
-        const struct scale_sample *s = &in->samples[i];
-        if (strcmp(s->pod_uid, p->uid) != 0)
-            continue;
-        if (GUARD(scale_incarnation) && !right_process(s, p))
-            why = SCALE_DROP_INCARNATION;
-        else if (GUARD(scale_actual_role) && s->role != in->role)
-            why = SCALE_DROP_ROLE;
-        else if (GUARD(scale_stale) && s->age_ns > SCALE_FRESH_NS)
-            why = why == SCALE_DROPS ? SCALE_DROP_STALE : why;
-        else if (!best || s->age_ns < best->age_ns)
-            best = s;
+    uint64_t h = 14695981039346656037ull; /* FNV-1a */
+    for (const char *c = uid; *c; c++)
+        h = (h ^ (unsigned char)*c) * 1099511628211ull;
+    size_t at = (size_t)(h ^ h >> 32) & t->mask;
+    while (t->slot[at] && strcmp(t->pods[t->slot[at] - 1].uid, uid) != 0)
+        at = (at + 1) & t->mask;
+    return at;
+}
+
+static struct by_uid index_pods(const struct scale_input *in)
+{
+    struct by_uid t = {.pods = in->pods, .n = in->n_pods, .mask = 1};
+    while (t.mask < 2 * in->n_pods)
+        t.mask *= 2;
+    t.slot = calloc(t.mask, sizeof *t.slot);
+    t.found = calloc(in->n_pods + 1, sizeof *t.found);
+    ASSERT(t.slot && t.found);
+    t.mask--;
+    for (size_t i = 0; i < in->n_pods; i++) {
+        t.found[i].why = SCALE_DROPS;
+        if (in->pods[i].uid)
+            t.slot[slot_of(&t, in->pods[i].uid)] = (uint32_t)i + 1;
     }
-    if (!best && why != SCALE_DROPS)
-        sums->dropped[why]++;
-    return best;
+    return t;
 }
 
-static bool is_known(const struct scale_input *in, const char *uid)
+static void take(const struct scale_input *in, struct by_uid *t, size_t pod,
+                 const struct scale_sample *s)
 {
-    for (size_t i = 0; i < in->n_pods; i++)
-        if (in->pods[i].uid && strcmp(in->pods[i].uid, uid) == 0)
-            return true;
-    return false;
+    struct found *f = &t->found[pod];
+    if (GUARD(scale_incarnation) && !right_process(s, &t->pods[pod]))
+        f->why = SCALE_DROP_INCARNATION;
+    else if (GUARD(scale_actual_role) && s->role != in->role)
+        f->why = SCALE_DROP_ROLE;
+    else if (GUARD(scale_stale) && s->age_ns > (in->fresh_ns ? in->fresh_ns : SCALE_FRESH_NS))
+        f->why = f->why == SCALE_DROPS ? SCALE_DROP_STALE : f->why;
+    else if (!f->best || s->age_ns < f->best->age_ns)
+        f->best = s;
 }
 
-/* Samples that no pod of the role asked for: told, so that a worker that forgets its name is seen.
- * Those of pods of the deployment's other roles come along and are no strangers; the shell sends
- * each role its own and the nameless. */
-static void count_strangers(const struct scale_input *in, struct scale_sums *s)
+/* Gives each pod its samples. What belongs to none is told, so that a worker that forgets its name
+ * is seen; the caller sends each role its own samples and those of nobody. */
+static void deal(const struct scale_input *in, struct by_uid *t, struct scale_sums *s)
 {
     for (size_t i = 0; i < in->n_samples; i++) {
         const char *uid = in->samples[i].pod_uid;
-        if (!*uid)
-            s->dropped[SCALE_DROP_NO_ID]++;
-        else if (in->samples[i].role == in->role && !is_known(in, uid))
-            s->dropped[SCALE_DROP_UNKNOWN_POD]++;
+        uint32_t pod = *uid ? t->slot[slot_of(t, uid)] : 0;
+        if (pod)
+            take(in, t, pod - 1, &in->samples[i]);
+        else
+            s->dropped[*uid ? SCALE_DROP_UNKNOWN_POD : SCALE_DROP_NO_ID]++;
     }
 }
 
@@ -123,21 +146,28 @@ void scale_sum(const struct scale_input *in, struct scale_memory *m, struct scal
     uint32_t rated = 0, sized = 0;
     *out = (struct scale_sums){0};
     count_pods(in, out);
-    count_strangers(in, out);
+    struct by_uid t = index_pods(in);
+    deal(in, &t, out);
     for (size_t i = 0; i < in->n_pods; i++) {
-        const struct scale_sample *x =
-            is_live(&in->pods[i]) ? sample_of(in, &in->pods[i], out) : NULL;
-        if (!x)
+        if (!is_live(&in->pods[i]))
             continue;
+        const struct found *f = &t.found[i];
+        if (!f->best) {
+            if (f->why != SCALE_DROPS)
+                out->dropped[f->why]++;
+            continue;
+        }
         out->heard_of++;
-        if (!x->draining)
-            add(out, m, x, &rated, &sized);
+        if (!f->best->draining)
+            add(out, m, f->best, &rated, &sized);
     }
     if (!GUARD(scale_live_only)) /* the failure: whatever was said counts */
         for (size_t i = 0; i < in->n_samples; i++)
-            if (!is_known(in, in->samples[i].pod_uid))
+            if (!t.slot[slot_of(&t, in->samples[i].pod_uid)])
                 add(out, m, &in->samples[i], &rated, &sized);
-    out->silent = out->live - (out->heard_of < out->live ? out->heard_of : out->live);
+    free(t.slot);
+    free(t.found);
+    out->silent = out->live - out->heard_of;
     out->rate = rated ? out->rate / rated : 0;
     out->blocks = sized ? out->blocks / sized : 0;
 }

@@ -1,0 +1,248 @@
+/* Free capacity: the nodes' allocatable minus what the pods on them ask for, extended resources
+ * included. Nodes are read cluster-wide, pods in the controller's own scope only; what it can't see
+ * the scheduler still can, and its "Unschedulable" has the last word. */
+#include "controller/scaling.h"
+#include "lib/base/log.h"
+
+#include <stdlib.h>
+
+#define RESOURCES_MAX 24
+
+/* Where containers are processes of one machine, only memory is counted by whoever binds pods. */
+#define PROCESS_RUNTIME "baton://"
+
+static const struct view slim_meta_view = {
+    .name = "metadata",
+    .size = sizeof(struct kube_meta),
+    .fields = (const struct view_field[]){
+        {"name", VIEW_STR, offsetof(struct kube_meta, name), true, NULL},
+        {"namespace", VIEW_STR, offsetof(struct kube_meta, namespace), false, NULL},
+        {"uid", VIEW_STR, offsetof(struct kube_meta, uid), false, NULL},
+        {"resourceVersion", VIEW_STR, offsetof(struct kube_meta, resource_version), false, NULL},
+        {0}}};
+static const struct view slim_spec_view = {
+    .name = "container",
+    .size = sizeof(struct kube_container_spec),
+    .fields =
+        (const struct view_field[]){{"resources.requests", VIEW_MAP,
+                                     offsetof(struct kube_container_spec, requests), false, NULL},
+                                    {0}}};
+/* The pods of others: only where they are and what they ask for. */
+static const struct view slim_pod_view = {
+    .name = "Pod",
+    .size = sizeof(struct kube_pod),
+    .fields = (const struct view_field[]){
+        {"metadata", VIEW_OBJ, offsetof(struct kube_pod, meta), true, &slim_meta_view},
+        {"spec.nodeName", VIEW_STR, offsetof(struct kube_pod, node), false, NULL},
+        {"status.phase", VIEW_STR, offsetof(struct kube_pod, phase), false, NULL},
+        {"spec.containers", VIEW_LIST, offsetof(struct kube_pod, specs), false, &slim_spec_view},
+        {0}}};
+static const struct kube_kind other_pods = {"v1", "Pod", "pods", true, &slim_pod_view};
+
+struct room {
+    struct ctl *ctl;
+    struct kube_cache *others; /* pods that are not workers */
+};
+
+struct room *room_start(struct ctl *c)
+{
+    struct room *r = xcalloc(1, sizeof *r);
+    struct err e = {0};
+    struct kube_cache_config others = {
+        .kind = &other_pods, .namespace = c->namespace, .label_selector = "!" LABEL_INFD};
+    r->ctl = c;
+    if (kube_cache_start(c->client, &others, &r->others, &e))
+        log_warn("free capacity will not be known", LERR(&e));
+    return r;
+}
+
+void room_stop(struct room *r)
+{
+    if (!r)
+        return;
+    if (r->others)
+        kube_cache_stop(r->others);
+    free(r);
+}
+
+/* ---- one role's needs ---- */
+
+struct asks {
+    struct scale_quantity q[RESOURCES_MAX];
+    size_t n;
+    const struct infd_role *role;
+    json_t *tolerations;
+};
+
+static struct scale_quantity *quantity_of(struct scale_quantity *q, size_t *n, const char *name)
+{
+    for (size_t i = 0; i < *n; i++)
+        if (strcmp(q[i].name, name) == 0)
+            return &q[i];
+    if (*n == RESOURCES_MAX)
+        return NULL;
+    q[*n] = (struct scale_quantity){name, 0};
+    return &q[(*n)++];
+}
+
+static int64_t milli_of(const char *text)
+{
+    int64_t v;
+    return text && !str_to_quantity_milli(str_c(text), &v) && v > 0 ? v : 0;
+}
+
+/* Requests; where there is none a limit stands for it (the API server's own default). */
+static void read_asks(const struct infd_role *role, struct asks *a)
+{
+    *a = (struct asks){.role = role};
+    for (size_t i = 0; i < role->limits.n; i++) {
+        struct scale_quantity *q = quantity_of(a->q, &a->n, role->limits.items[i].key);
+        if (q)
+            q->milli = milli_of(role->limits.items[i].value);
+    }
+    for (size_t i = 0; i < role->requests.n; i++) {
+        struct scale_quantity *q = quantity_of(a->q, &a->n, role->requests.items[i].key);
+        if (q)
+            q->milli = milli_of(role->requests.items[i].value);
+    }
+    struct scale_quantity *pods = quantity_of(a->q, &a->n, "pods");
+    if (pods)
+        pods->milli = 1000;
+    if (role->tolerations)
+        a->tolerations = json_parse(str_c(role->tolerations), 1u << 20, 0, NULL);
+}
+
+static bool tolerates(const json_t *list, const struct kube_taint *t)
+{
+    size_t i;
+    json_t *o;
+    json_array_foreach (list, i, o) {
+        const char *key = json_str_at(o, "key", NULL), *effect = json_str_at(o, "effect", NULL);
+        bool exists = strcmp(json_str_at(o, "operator", "Equal"), "Exists") == 0;
+        const char *value = json_str_at(o, "value", "");
+        if (effect && *effect && t->effect && strcmp(effect, t->effect) != 0)
+            continue;
+        if (!key || !*key) {
+            if (exists)
+                return true;
+            continue;
+        }
+        if (t->key && strcmp(key, t->key) == 0 &&
+            (exists || strcmp(value, t->value ? t->value : "") == 0))
+            return true;
+    }
+    return false;
+}
+
+static bool may_run_on(const struct asks *a, const struct kube_node *n)
+{
+    if (n->unschedulable || !kube_condition_true(&n->conditions, "Ready"))
+        return false;
+    for (size_t i = 0; i < n->taints.n; i++) {
+        const struct kube_taint *t = VIEW_AT(struct kube_taint, n->taints, i);
+        if (t->effect && strcmp(t->effect, "PreferNoSchedule") != 0 &&
+            !tolerates(a->tolerations, t))
+            return false;
+    }
+    for (size_t i = 0; i < a->role->node_selector.n; i++) {
+        const char *have = kube_label(&n->meta, a->role->node_selector.items[i].key);
+        if (!have || strcmp(have, a->role->node_selector.items[i].value) != 0)
+            return false;
+    }
+    return true;
+}
+
+/* ---- the nodes ---- */
+
+struct free_node {
+    UT_hash_handle hh;
+    const struct kube_node *node;
+    struct scale_quantity q[RESOURCES_MAX];
+    size_t n;
+    const char *name;
+};
+
+static bool add_node(const void *object, void *ctx)
+{
+    struct free_node **all = ctx, *f = xcalloc(1, sizeof *f);
+    const struct kube_node *n = object;
+    f->node = n;
+    f->name = n->meta.name;
+    for (size_t i = 0; i < n->allocatable.n; i++) {
+        struct scale_quantity *q = quantity_of(f->q, &f->n, n->allocatable.items[i].key);
+        if (q)
+            q->milli = milli_of(n->allocatable.items[i].value);
+    }
+    HASH_ADD_KEYPTR(hh, *all, f->name, strlen(f->name), f);
+    return true;
+}
+
+static void take(struct free_node *f, const char *name, int64_t milli)
+{
+    for (size_t i = 0; i < f->n; i++)
+        if (strcmp(f->q[i].name, name) == 0)
+            f->q[i].milli -= milli;
+}
+
+/* Until it has ended, also while it is being deleted, a pod holds what it asked for. */
+static bool take_pod(const void *object, void *ctx)
+{
+    struct free_node **all = ctx, *f = NULL;
+    const struct kube_pod *p = object;
+    if (!p->node || (p->phase && (!strcmp(p->phase, "Succeeded") || !strcmp(p->phase, "Failed"))))
+        return true;
+    HASH_FIND_STR(*all, p->node, f);
+    if (!f)
+        return true;
+    take(f, "pods", 1000);
+    for (size_t i = 0; i < p->specs.n; i++) {
+        const struct view_map *m = &VIEW_AT(struct kube_container_spec, p->specs, i)->requests;
+        for (size_t k = 0; k < m->n; k++)
+            take(f, m->items[k].key, milli_of(m->items[k].value));
+    }
+    return true;
+}
+
+static uint32_t fits(const struct free_node *f, const struct asks *a)
+{
+    struct scale_quantity want[RESOURCES_MAX];
+    const char *runtime = f->node->runtime ? f->node->runtime : "";
+    bool process = strncmp(runtime, PROCESS_RUNTIME, strlen(PROCESS_RUNTIME)) == 0;
+    size_t n = 0;
+    if (!may_run_on(a, f->node))
+        return 0;
+    for (size_t i = 0; i < a->n; i++)
+        if (!process || strcmp(a->q[i].name, "memory") == 0)
+            want[n++] = a->q[i];
+    return scale_fits(f->q, f->n, want, n);
+}
+
+void room_fill(struct room *r, const struct kube_infd *d, struct scale_space *out)
+{
+    struct asks asks[SCALE_ROLES];
+    struct free_node *all = NULL, *f, *tmp;
+    *out = (struct scale_space){0};
+    const struct kube_cache *nodes = r->ctl->nodes;
+    if (!nodes || !r->others || !kube_cache_synced(nodes) || !kube_cache_synced(r->others) ||
+        !kube_cache_count(nodes))
+        return;
+    if (d->scaling_capacity && strcmp(d->scaling_capacity, "Any") == 0)
+        return;
+    out->known = true;
+    for (int i = 0; i < SCALE_ROLES; i++)
+        read_asks(infd_role_of(d, (enum rec_role)i), &asks[i]);
+    kube_cache_each(nodes, add_node, &all);
+    kube_cache_each(r->others, take_pod, &all);
+    kube_cache_each(r->ctl->pods, take_pod, &all);
+    HASH_ITER (hh, all, f, tmp) {
+        uint32_t each[SCALE_ROLES] = {0};
+        for (int i = 0; i < SCALE_ROLES; i++)
+            if (infd_has_role(d, (enum rec_role)i))
+                each[i] = fits(f, &asks[i]);
+        scale_space_add(out, each);
+        HASH_DEL(all, f);
+        free(f);
+    }
+    for (int i = 0; i < SCALE_ROLES; i++)
+        json_decref(asks[i].tolerations);
+}
