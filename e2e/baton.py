@@ -3,6 +3,7 @@ import http.client
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import time
@@ -18,6 +19,8 @@ HELM = CACHE / "bin/helm"
 MODEL = "smollm2-135m-instruct"
 NAMESPACE = "baton"
 SETTINGS = {"router.service.type": "NodePort", "agent.weightsGiB": 1}
+
+signal.signal(signal.SIGTERM, signal.default_int_handler)  # fixtures take the cluster down
 
 
 def eventually(what, seconds=60, every=0.3, message="condition"):
@@ -52,9 +55,9 @@ class Baton:
     def namespace(self):
         self.cluster.kubectl("apply", "-f", ROOT / "manifests/cluster/00-namespace.yaml")
 
-    def install(self, verb="install", **more):
+    def install(self, verb="install", values=None, **more):
         settings = {**SETTINGS, **more}
-        sets = [a for k, v in settings.items() for a in ("--set", f"{k}={v}")]
+        sets = [a for k, v in settings.items() for a in ("--set", f"{k}={v}")] + (["-f", values] if values else [])
         return self.helm(verb, "baton", ROOT / "charts/baton", "-n", NAMESPACE, "--wait", "--timeout", "4m", *sets)
 
     def uninstall(self):
@@ -141,4 +144,4 @@ def images(tag=None):
     return sorted(out.glob("*.tar"))
 
 
-__all__ = ["Baton", "Cluster", "NAMESPACE", "ROOT", "eventually", "images"]
+__all__ = ["Baton", "Cluster", "MODEL", "NAMESPACE", "ROOT", "eventually", "images"]

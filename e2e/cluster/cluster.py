@@ -102,8 +102,8 @@ class Cluster:
             raise SystemExit("\n".join(lacks))
         self.down()
         (self.dir / "images").mkdir(parents=True)
-        for i in images:
-            link_or_copy(i, self.dir / "images" / pathlib.Path(i).name)
+        for n, i in enumerate(images):
+            link_or_copy(i, self.dir / f"images/{n}.tar")
         pause_image(self.dir / "images/pause.tar")
         (self.dir / "settings").write_text(f'apiserver_args="{apiserver_args}"\ncontroller_manager_args="{controller_manager_args}"\n'
                                            f'scheduler_args="{scheduler_args}"\n')
