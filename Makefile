@@ -29,6 +29,7 @@ CFLAGS += -std=gnu17 -g $(OPT) -fno-common -fstack-protector-strong -D_GNU_SOURC
 LDFLAGS += $(SAN_$(SAN)) -rdynamic -pthread
 LDLIBS := -lm -lpthread -ldl
 
+comma := ,
 MODULES :=
 include $(sort $(wildcard lib/*/module.mk */module.mk kernels/*/module.mk worker/*/module.mk))
 
@@ -43,16 +44,17 @@ tests_of = $(wildcard tests/$(1)/test_*.c)
 PROGS :=
 UNIT_TESTS :=
 OBJS :=
-# $(1) module, $(2) object, $(3) output, $(4) more libraries
+# $(1) module, $(2) object, $(3) output, $(4) more libraries, $(5) more objects
 define link_rule
-$(3): $(2) $(call libs,$(1))
+$(3): $(2) $(5) $(call libs,$(1))
 	@mkdir -p $$(@D); echo "  LD    $$@"
-	@$$(CC) $$(LDFLAGS) -o $$@ $$< -Wl,--start-group $(call libs,$(1)) -Wl,--end-group $(call pkg_libs,$(1)) $(4) $$(LDLIBS)
+	@$$(CC) $$(LDFLAGS) $($(1)_LDFLAGS) -o $$@ $$< $(5) $(if $($(1)_OBJECTS_FIRST),$$($(1)_OBJS)) -Wl,--start-group \
+	  $(call libs,$(1)) -Wl,--end-group $(call pkg_libs,$(1)) $(4) $$(LDLIBS)
 endef
 define test_rules
 UNIT_TESTS += $(BUILD)/$(2:.c=)
 OBJS += $(BUILD)/$(2:.c=.o)
-$(call link_rule,$(1),$(BUILD)/$(2:.c=.o),$(BUILD)/$(2:.c=),-lcmocka)
+$(call link_rule,$(1),$(BUILD)/$(2:.c=.o),$(BUILD)/$(2:.c=),-lcmocka $($(1)_TEST_LIBS),$($(1)_TEST_OBJS))
 endef
 define prog_rules
 PROGS += $(BUILD)/bin/$($(1)_PROG)
@@ -60,7 +62,7 @@ OBJS += $(BUILD)/$(1)/main.o
 $(call link_rule,$(1),$(BUILD)/$(1)/main.o,$(BUILD)/bin/$($(1)_PROG),)
 endef
 define module_rules
-$(1)_OBJS := $(patsubst %.c,$(BUILD)/%.o,$(call srcs,$(1)))
+$(1)_OBJS := $(patsubst %.c,$(BUILD)/%.o,$(call srcs,$(1))) $($(1)_MORE_OBJS)
 OBJS += $$($(1)_OBJS)
 $(BUILD)/$(1)/lib.a: $$($(1)_OBJS)
 	@mkdir -p $$(@D); rm -f $$@; ar rcs $$@ $$($(1)_OBJS)

@@ -139,7 +139,7 @@ DEVICE uint16_t f16_bits(float f)
         return (uint16_t)(sign | 0x7c00);
     int e;
     (void)frexpf(m, &e); /* m = x 2^e, x in [0.5, 1) */
-    int step = e < -13 ? -24 : e - 11;
+    int step = m < 0x1p-14f ? -24 : e - 11;
     uint32_t q =
         (uint32_t)lrintf(ldexpf(m, -step)); /* nearest even; 1024..2048, or less when subnormal */
     if (step == -24 && q < 1024)
@@ -164,7 +164,7 @@ DEVICE uint8_t fp8_bits(float f)
         return (uint8_t)(sign | 0x7e);
     int e;
     (void)frexpf(m, &e);
-    int step = e < -5 ? -9 : e - 4;
+    int step = m < 0x1p-6f ? -9 : e - 4;
     uint32_t q = (uint32_t)lrintf(ldexpf(m, -step)); /* 8..16, or less when subnormal */
     uint32_t code = step == -9 && q < 8 ? q : (uint32_t)((step + 10) * 8 + (int)q - 8);
     return (uint8_t)(sign | (code > 0x7e ? 0x7e : code));

@@ -24,7 +24,7 @@ int err_wrap(struct err *e, const char *fmt, ...) PRINTF_LIKE(2, 3);
 
 /* Programming errors stop the process in every build; never use for input. */
 #define ASSERT(x) ((x) ? (void)0 : err_assert_failed(#x, __FILE__, __LINE__))
-_Noreturn void err_assert_failed(const char *expr, const char *file, int line);
+__attribute__((noreturn)) void err_assert_failed(const char *expr, const char *file, int line);
 
 /* Allocation that can't sensibly fail (start-up, small fixed sizes): aborts with a message when it
  * does. Sizes that come from outside are bounded first. */

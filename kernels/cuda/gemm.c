@@ -1,0 +1,209 @@
+/* Matrix products: cuBLASLt by dlopen where the machine has it, else our own kernel. cuBLASLt is
+ * asked for its best algorithm once a shape; answers are kept. */
+#include "kernels/cuda/launch.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* The part of cublasLt.h (version 13) that is used; tests/kernels/cuda/abi.c compares it. */
+typedef struct lt_context *lt_handle;
+typedef struct lt_desc *lt_matmul_desc;
+typedef struct lt_layout_ *lt_layout;
+typedef struct lt_preference_ *lt_preference;
+enum {
+    LT_COMPUTE_32F = 68, /* CUBLAS_COMPUTE_32F */
+    LT_R_32F = 0,        /* CUDA_R_32F */
+    LT_R_16BF = 14,      /* CUDA_R_16BF */
+    LT_OP_T = 1,
+    LT_DESC_TRANSA = 3,
+    LT_PREF_WORKSPACE = 1,
+};
+struct lt_algo {
+    uint64_t data[8];
+};
+struct lt_heuristic {
+    struct lt_algo algo;
+    size_t workspace;
+    int state;
+    float waves;
+    int reserved[4];
+};
+
+#define SHAPES_MAX      256
+#define WORKSPACE_BYTES (32u << 20)
+
+struct shape {
+    uint32_t m, n, k;
+    lt_layout a, b, c;
+    struct lt_algo algo;
+};
+
+struct library {
+    void *so;
+    lt_handle handle;
+    lt_matmul_desc desc;
+    gpu_ptr workspace;
+    struct shape shapes[SHAPES_MAX];
+    uint32_t n_shapes;
+    int (*create)(lt_handle *);
+    int (*destroy)(lt_handle);
+    int (*desc_create)(lt_matmul_desc *, int, int);
+    int (*desc_set)(lt_matmul_desc, int, const void *, size_t);
+    int (*desc_destroy)(lt_matmul_desc);
+    int (*layout_create)(lt_layout *, int, uint64_t, uint64_t, int64_t);
+    int (*layout_destroy)(lt_layout);
+    int (*pref_create)(lt_preference *);
+    int (*pref_set)(lt_preference, int, const void *, size_t);
+    int (*pref_destroy)(lt_preference);
+    int (*heuristic)(lt_handle, lt_matmul_desc, lt_layout, lt_layout, lt_layout, lt_layout,
+                     lt_preference, int, struct lt_heuristic *, int *);
+    int (*matmul)(lt_handle, lt_matmul_desc, const void *, const void *, lt_layout, const void *,
+                  lt_layout, const void *, const void *, lt_layout, void *, lt_layout,
+                  const struct lt_algo *, void *, size_t, void *);
+};
+
+/* What stands in g->gemm when the library was looked for and not found. */
+static struct library missing;
+
+static bool symbols(struct library *l)
+{
+    static const struct {
+        const char *name;
+        size_t at;
+    } wanted[] = {
+        {"cublasLtCreate", offsetof(struct library, create)},
+        {"cublasLtDestroy", offsetof(struct library, destroy)},
+        {"cublasLtMatmulDescCreate", offsetof(struct library, desc_create)},
+        {"cublasLtMatmulDescSetAttribute", offsetof(struct library, desc_set)},
+        {"cublasLtMatmulDescDestroy", offsetof(struct library, desc_destroy)},
+        {"cublasLtMatrixLayoutCreate", offsetof(struct library, layout_create)},
+        {"cublasLtMatrixLayoutDestroy", offsetof(struct library, layout_destroy)},
+        {"cublasLtMatmulPreferenceCreate", offsetof(struct library, pref_create)},
+        {"cublasLtMatmulPreferenceSetAttribute", offsetof(struct library, pref_set)},
+        {"cublasLtMatmulPreferenceDestroy", offsetof(struct library, pref_destroy)},
+        {"cublasLtMatmulAlgoGetHeuristic", offsetof(struct library, heuristic)},
+        {"cublasLtMatmul", offsetof(struct library, matmul)},
+    };
+    for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
+        void *f = dlsym(l->so, wanted[i].name);
+        if (!f)
+            return false;
+        memcpy((char *)l + wanted[i].at, &f, sizeof f);
+    }
+    return true;
+}
+
+static void library_free(struct gpu *g, struct library *l)
+{
+    for (uint32_t i = 0; i < l->n_shapes; i++) {
+        (void)l->layout_destroy(l->shapes[i].a);
+        (void)l->layout_destroy(l->shapes[i].b);
+        (void)l->layout_destroy(l->shapes[i].c);
+    }
+    if (l->desc)
+        (void)l->desc_destroy(l->desc);
+    if (l->handle)
+        (void)l->destroy(l->handle);
+    if (l->workspace)
+        g->ops->release(g, l->workspace);
+    if (l->so)
+        dlclose(l->so);
+    free(l);
+}
+
+static struct library *library_open(struct gpu *g)
+{
+    static const char *const names[] = {"libcublasLt.so.13", "libcublasLt.so.12"};
+    struct library *l = xcalloc(1, sizeof *l);
+    int transposed = LT_OP_T;
+    for (size_t i = 0; i < sizeof names / sizeof *names && !l->so; i++)
+        l->so = g->ops->stream(g, GPU_COMPUTE) ? dlopen(names[i], RTLD_NOW | RTLD_LOCAL) : NULL;
+    if (l->so && symbols(l) && l->create(&l->handle) == 0 &&
+        l->desc_create(&l->desc, LT_COMPUTE_32F, LT_R_32F) == 0 &&
+        l->desc_set(l->desc, LT_DESC_TRANSA, &transposed, sizeof transposed) == 0 &&
+        g->ops->alloc(g, WORKSPACE_BYTES, false, &l->workspace, NULL) == 0)
+        return l;
+    library_free(g, l);
+    return &missing;
+}
+
+static struct library *library_of(struct gpu *g)
+{
+    if (!g->gemm)
+        g->gemm = library_open(g);
+    return g->gemm == &missing ? NULL : g->gemm;
+}
+
+bool gpu_gemm_is_library(const struct gpu *g)
+{
+    return g->gemm && g->gemm != &missing;
+}
+
+void gpu_gemm_fini(struct gpu *g)
+{
+    if (gpu_gemm_is_library(g))
+        library_free(g, g->gemm);
+    g->gemm = NULL;
+}
+
+/* In cuBLAS's column-major terms: c^T [n, m] = b^T-transposed [n, k] a^T [k, m]. */
+static const struct shape *shape_of(struct library *l, uint32_t m, uint32_t n, uint32_t k)
+{
+    for (uint32_t i = 0; i < l->n_shapes; i++)
+        if (l->shapes[i].m == m && l->shapes[i].n == n && l->shapes[i].k == k)
+            return &l->shapes[i];
+    if (l->n_shapes == SHAPES_MAX)
+        return NULL;
+    struct shape s = {.m = m, .n = n, .k = k};
+    struct lt_heuristic found;
+    lt_preference pref = NULL;
+    size_t workspace = WORKSPACE_BYTES;
+    int got = 0;
+    bool ok = l->layout_create(&s.b, LT_R_16BF, k, n, k) == 0 &&
+              l->layout_create(&s.a, LT_R_16BF, k, m, k) == 0 &&
+              l->layout_create(&s.c, LT_R_32F, n, m, n) == 0 && l->pref_create(&pref) == 0 &&
+              l->pref_set(pref, LT_PREF_WORKSPACE, &workspace, sizeof workspace) == 0 &&
+              l->heuristic(l->handle, l->desc, s.b, s.a, s.c, s.c, pref, 1, &found, &got) == 0 &&
+              got == 1;
+    if (pref)
+        (void)l->pref_destroy(pref);
+    if (!ok) {
+        if (s.a)
+            (void)l->layout_destroy(s.a);
+        if (s.b)
+            (void)l->layout_destroy(s.b);
+        if (s.c)
+            (void)l->layout_destroy(s.c);
+        return NULL;
+    }
+    s.algo = found.algo;
+    l->shapes[l->n_shapes] = s;
+    return &l->shapes[l->n_shapes++];
+}
+
+int gpu_gemm(struct gpu *g, const struct gemm_args *a, struct err *e)
+{
+    struct library *l = library_of(g);
+    if (a->k % 8 || !a->k)
+        return err_set(e, EINVAL, "GPU operation: a product of %u columns", a->k);
+    if (!a->m || !a->n)
+        return 0;
+    const struct shape *s = l ? shape_of(l, a->m, a->n, a->k) : NULL;
+    if (s) {
+        const float one = 1, none = 0;
+        int r = l->matmul(l->handle, l->desc, &one, a->b, s->b, a->a, s->a, &none, a->c, s->c, a->c,
+                          s->c, &s->algo, GPU_AS(void, l->workspace), WORKSPACE_BYTES,
+                          g->ops->stream(g, GPU_COMPUTE));
+        return r ? err_set(e, EIO, "GPU: cuBLASLt failed with status %d", r) : 0;
+    }
+    struct gpu_launch launch = {
+        .kernel = "gemm_k",
+        .grid = {(a->n + GEMM_TILE - 1) / GEMM_TILE, (a->m + GEMM_TILE - 1) / GEMM_TILE, 1},
+        .block = {128, 1, 1},
+        .shared_bytes = 4 * GEMM_TILE * (32 + 8) * 2,
+        .args = a,
+        .args_bytes = sizeof *a};
+    return g->ops->launch(g, GPU_COMPUTE, &launch, e);
+}
