@@ -144,12 +144,19 @@ static void decode_killed(enum xfer_policy policy)
         side.delay_us = 1000 * (uint32_t)rng_below(&dice, 3);
         pair_name(&side, HOST, name);
         assert_int_equal(write(p[1], name, sizeof name), sizeof name);
-        uint64_t t = clock_mono_ns() + (10 + rng_below(&dice, 60)) * NS_PER_MS;
-        while (clock_mono_ns() < t)
+        /* the moment is drawn from when its first order came, however slowly the child starts */
+        struct xfer_stats st = {0};
+        uint64_t t = clock_mono_ns() + 10 * NS_PER_S;
+        for (bool ordered = false; clock_mono_ns() < t;) {
             pair_run(NULL, &side, 0, 5);
+            xfer_stats(side.x, &st);
+            if (!ordered && (st.as_p || side.released)) {
+                ordered = true;
+                t = clock_mono_ns() + (10 + rng_below(&dice, 60)) * NS_PER_MS;
+            }
+        }
         uint64_t killed_ns = clock_mono_ns();
         end_child(pid);
-        struct xfer_stats st;
         do {
             pair_run(NULL, &side, 0, 5);
             xfer_stats(side.x, &st);
