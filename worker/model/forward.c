@@ -1,20 +1,13 @@
-/* The forward pass. Every thread runs forward_thread(); products split the rows of the weights,
- * everything between them splits the rows of the batch, or (few rows) is done by each thread on its
- * own copy. Five barriers a layer then. */
+/* The forward pass of one stage. Every thread runs forward_thread(); products split the rows of the
+ * weights, everything between them splits the rows of the batch, or (few rows) is done by each
+ * thread on its own copy. Five barriers a layer then. A rank does its own query heads with the KV
+ * heads that they read, which may be shared unevenly: of 9 query and 3 KV heads on two ranks, the
+ * first has 4 queries that read KV heads 0 and 1. */
 #include "worker/model/mla.h"
 #include "worker/model/moe.h"
+#include "worker/model/stage.h"
 
 #include <errno.h>
-
-static void embed(struct step *s)
-{
-    struct mat m = image_mat(s->m, image_global(s->m, SLOT_EMBED));
-    for (uint32_t r = s->r0; r < s->r1; r++) {
-        mat_row(&m, s->w->rows[r].token, layer_row_h(s, r));
-        if (s->c->embed_scale != 1.0f)
-            s->ops->scale(layer_row_h(s, r), s->c->embed_scale, s->c->d_model);
-    }
-}
 
 static void rope_tables(struct step *s)
 {
@@ -56,7 +49,7 @@ static void residual_norm(struct step *s, const float *out, const float *post, c
 
 static void attention_to_acts(struct step *s)
 {
-    uint32_t n = s->c->n_heads * s->c->head_dim;
+    uint32_t n = (s->p->q1 - s->p->q0) * s->c->head_dim;
     for (uint32_t r = s->r0; r < s->r1; r++) {
         memcpy(layer_row_norm(s, r), s->w->att + (size_t)r * n, n * sizeof(float));
         layer_row_quantize(s, r, layer_row_norm(s, r), n);
@@ -66,7 +59,7 @@ static void attention_to_acts(struct step *s)
 
 static void gated_to_acts(struct step *s)
 {
-    uint32_t n = s->c->d_ff;
+    uint32_t n = s->p->ff1 - s->p->ff0;
     for (uint32_t r = s->r0; r < s->r1; r++) {
         const float *gate = s->w->gate + (size_t)r * n, *up = s->w->up + (size_t)r * n;
         float *x = layer_row_norm(s, r);
@@ -107,6 +100,28 @@ void layer_products(struct step *s, const struct layer_product *p, uint32_t n, c
     pool_barrier(s->w->pool);
 }
 
+void layer_sum(struct step *s, float *y, size_t n)
+{
+    if (!layer_shared(s))
+        return;
+    if (s->thread == 0 && s->w->rc == 0)
+        s->w->rc = comm_all_reduce(s->w->o.group.tensor, y, n, &s->w->err);
+    pool_barrier(s->w->pool);
+}
+
+void layer_product_sum(struct step *s, const struct layer_product *p, const struct acts *x,
+                       uint32_t rows)
+{
+    if (p->weights->bytes) {
+        layer_products(s, p, 1, x, rows);
+    } else { /* this rank has no head, or no width, here */
+        if (s->thread == 0)
+            memset(p->y, 0, rows * p->ldy * sizeof *p->y);
+        pool_barrier(s->w->pool);
+    }
+    layer_sum(s, p->y, rows * p->ldy);
+}
+
 /* ---- attention ---- */
 
 void forward_store_kv(struct step *s, const float *x, uint32_t row, uint32_t layer, bool v,
@@ -116,7 +131,7 @@ void forward_store_kv(struct step *s, const float *x, uint32_t row, uint32_t lay
     const struct row *r = &s->w->rows[row];
     uint32_t block = s->w->batch->segments[r->segment].blocks[r->pos / kv->block_tokens];
     uint32_t token = r->pos % kv->block_tokens;
-    uint8_t *to = s->w->kv_pool + model_kv_piece_offset(kv, block, layer) +
+    uint8_t *to = s->w->kv_pool + model_kv_piece_offset(kv, block, layer - s->p->layer0) +
                   (v ? kv->half_bytes : 0) + head * kv->head_bytes;
     if (kv->dtype == MODEL_KV_F16)
         s->ops->to_f16(x, (uint16_t *)(void *)to + (size_t)token * kv->head_dim, kv->head_dim);
@@ -126,7 +141,7 @@ void forward_store_kv(struct step *s, const float *x, uint32_t row, uint32_t lay
 
 static void add_bias(struct step *s, float *x, uint32_t layer, uint32_t head)
 {
-    uint32_t q = s->c->n_heads, kv = s->c->n_kv_heads, dim = s->c->head_dim;
+    uint32_t q = s->p->q1 - s->p->q0, kv = s->p->kv1 - s->p->kv0, dim = s->c->head_dim;
     if (head < q)
         s->ops->add(x, layer_vec(s, layer, SLOT_Q_BIAS) + (size_t)head * dim, dim);
     else
@@ -141,8 +156,9 @@ static void add_bias(struct step *s, float *x, uint32_t layer, uint32_t head)
 static void head_done(struct step *s, uint32_t layer, uint32_t row, uint32_t head)
 {
     const struct model_config *c = s->c;
+    uint32_t queries = s->p->q1 - s->p->q0, kvs = s->p->kv1 - s->p->kv0;
     float *x = s->w->qkv + (size_t)row * s->w->qkv_cols + (size_t)head * c->head_dim;
-    bool q = head < c->n_heads, v = head >= c->n_heads + c->n_kv_heads;
+    bool q = head < queries, v = head >= queries + kvs;
     if (c->qkv_bias)
         add_bias(s, x, layer, head);
     if (!v) {
@@ -157,33 +173,36 @@ static void head_done(struct step *s, uint32_t layer, uint32_t row, uint32_t hea
     if (q)
         s->ops->scale(x, c->attn_scale, c->head_dim);
     else
-        forward_store_kv(s, x, row, layer, v, (head - c->n_heads) % c->n_kv_heads);
+        forward_store_kv(s, x, row, layer, v, (head - queries) % kvs);
 }
 
-/* The layer's KV is complete. */
+/* The layer's KV of these rows is in the pool of every rank of the stage. */
 static void announce(struct step *s, uint32_t layer)
 {
-    if (s->thread == 0 && s->w->batch->layer_done)
-        s->w->batch->layer_done(s->w->batch->ctx, layer);
+    const struct model_batch *b = s->w->batch;
+    if (s->thread == 0 && b->layer_done && s->w->rc == 0)
+        b->layer_done(b->ctx, layer);
 }
 
 static void heads_done(struct step *s, uint32_t layer)
 {
-    uint32_t heads = s->c->n_heads + 2 * s->c->n_kv_heads, from, to;
+    uint32_t heads = s->p->q1 - s->p->q0 + 2 * (s->p->kv1 - s->p->kv0), from, to;
     layer_split(s->w->n_rows * heads, s->threads, s->thread, &from, &to);
     for (uint32_t u = from; u < to; u++)
         head_done(s, layer, u / heads, u % heads);
     pool_barrier(s->w->pool);
-    announce(s, layer);
+    if (!layer_shared(s))
+        announce(s, layer);
 }
 
 static void attention_unit(struct step *s, uint32_t layer, const struct attn_unit *u)
 {
     const struct model_config *c = s->c;
     const struct model_kv *kv = &s->w->kv;
-    uint32_t kv_head = u->head / (c->n_heads / c->n_kv_heads);
+    uint32_t kv_head = (s->p->q0 + u->head) / (c->n_heads / c->n_kv_heads) - s->p->kv0;
     uint32_t v_dim = c->mla.rank ? c->mla.rank : c->head_dim;
-    size_t heads = (size_t)c->n_heads * v_dim;
+    size_t heads = (size_t)(s->p->q1 - s->p->q0) * v_dim;
+    uint64_t piece_at = (layer - s->p->layer0) * kv->piece_bytes;
     struct attn a = {
         .q = s->w->qkv + (size_t)u->row * s->w->qkv_cols + (size_t)u->head * c->head_dim,
         .out = s->w->att + u->row * heads + (size_t)u->head * v_dim,
@@ -198,9 +217,8 @@ static void attention_unit(struct step *s, uint32_t layer, const struct attn_uni
         .pool = s->w->kv_pool,
         .blocks = s->w->batch->segments[u->segment].blocks,
         .block_bytes = kv->block_bytes,
-        .k_at = layer * kv->piece_bytes + kv_head * kv->head_bytes,
-        .v_at =
-            layer * kv->piece_bytes + (kv->halves - 1) * kv->half_bytes + kv_head * kv->head_bytes,
+        .k_at = piece_at + kv_head * kv->head_bytes,
+        .v_at = piece_at + (kv->halves - 1) * kv->half_bytes + kv_head * kv->head_bytes,
         .block_tokens = kv->block_tokens,
         .kv = (enum kv_type)kv->dtype,
         .scratch = s->w->scratch[s->thread],
@@ -226,18 +244,21 @@ static void latent_attention_part(struct step *s, uint32_t layer)
 {
     struct layer_product o = {image_layer(s->m, layer, SLOT_O), s->w->out, s->c->d_model};
     mla_queries(s, layer);
-    announce(s, layer);
+    if (!layer_shared(s))
+        announce(s, layer);
     attention(s, layer);
     mla_values(s, layer);
-    struct acts x = layer_acts_of(s, s->c->n_heads * s->c->mla.v);
-    layer_products(s, &o, 1, &x, s->w->n_rows);
+    struct acts x = layer_acts_of(s, (s->p->q1 - s->p->q0) * s->c->mla.v);
+    layer_product_sum(s, &o, &x, s->w->n_rows);
+    if (layer_shared(s))
+        announce(s, layer);
 }
 
 static void attention_part(struct step *s, uint32_t layer)
 {
     const struct model_config *c = s->c;
     struct model_work *w = s->w;
-    uint32_t q = c->n_heads * c->head_dim, kv = c->n_kv_heads * c->head_dim;
+    uint32_t q = (s->p->q1 - s->p->q0) * c->head_dim, kv = (s->p->kv1 - s->p->kv0) * c->head_dim;
     struct layer_product qkv[] = {
         {image_layer(s->m, layer, SLOT_Q), w->qkv, w->qkv_cols},
         {image_layer(s->m, layer, SLOT_K), w->qkv + q, w->qkv_cols},
@@ -250,81 +271,75 @@ static void attention_part(struct step *s, uint32_t layer)
     attention(s, layer);
     attention_to_acts(s);
     x = layer_acts_of(s, q);
-    layer_products(s, &o, 1, &x, w->n_rows);
+    layer_product_sum(s, &o, &x, w->n_rows);
+    if (layer_shared(s))
+        announce(s, layer); /* their sum is here: they have come that far */
 }
 
 static void ffn_part(struct step *s, uint32_t layer)
 {
     const struct model_config *c = s->c;
     struct model_work *w = s->w;
+    uint32_t ff = s->p->ff1 - s->p->ff0;
     struct layer_product gate_up[] = {
-        {image_layer(s->m, layer, SLOT_GATE), w->gate, c->d_ff},
-        {image_layer(s->m, layer, SLOT_UP), w->up, c->d_ff},
+        {image_layer(s->m, layer, SLOT_GATE), w->gate, ff},
+        {image_layer(s->m, layer, SLOT_UP), w->up, ff},
     };
     struct layer_product down = {image_layer(s->m, layer, SLOT_DOWN), w->out, c->d_model};
     struct acts x = layer_acts_of(s, c->d_model);
     layer_products(s, gate_up, 2, &x, w->n_rows);
     gated_to_acts(s);
-    x = layer_acts_of(s, c->d_ff);
-    layer_products(s, &down, 1, &x, w->n_rows);
+    x = layer_acts_of(s, ff);
+    layer_product_sum(s, &down, &x, w->n_rows);
 }
 
-/* The final norm of rows that give logits, then the head. Rows of h are compacted into `norm`. */
-static void logits(struct step *s, const float *post)
+static void layers(struct step *s)
 {
-    const struct model_config *c = s->c;
     struct model_work *w = s->w;
-    const float *norm = image_vec(s->m, image_global(s->m, SLOT_OUT_NORM));
-    struct layer_product head = {image_global(s->m, c->tied ? SLOT_EMBED : SLOT_OUTPUT),
-                                 w->batch->logits, c->vocab};
-    residual_norm(s, w->out, post, NULL);
-    uint32_t from = 0, to = w->n_out;
-    if (!s->replicate)
-        layer_split(w->n_out, s->threads, s->thread, &from, &to);
-    for (uint32_t i = from; i < to; i++) {
-        s->ops->rms_norm(layer_row_h(s, w->out_rows[i]), norm, c->norm_eps, c->d_model,
-                         layer_row_norm(s, i));
-        layer_row_quantize(s, i, layer_row_norm(s, i), c->d_model);
+    const float *post = NULL, *out = NULL;
+    rope_tables(s);
+    for (uint32_t l = s->p->layer0; l < s->p->layer1 && !w->rc; l++) {
+        residual_norm(s, out, post, layer_vec(s, l, SLOT_ATTN_NORM));
+        if (s->c->mla.rank)
+            latent_attention_part(s, l);
+        else
+            attention_part(s, l);
+        residual_norm(s, w->out, layer_vec(s, l, SLOT_POST_ATTN_NORM),
+                      layer_vec(s, l, SLOT_FFN_NORM));
+        if (model_layer_has_experts(s->c, l))
+            moe_part(s, l);
+        else
+            ffn_part(s, l);
+        out = w->out;
+        post = layer_vec(s, l, SLOT_POST_FFN_NORM);
     }
-    layer_rows_done(s);
-    struct acts x = layer_acts_of(s, c->d_model);
-    if (w->n_out)
-        layer_products(s, &head, 1, &x, w->n_out);
+    residual_norm(s, out, post, NULL);
 }
 
-static void forward_thread(void *arg, uint32_t thread)
+void forward_thread(void *arg, uint32_t thread)
 {
     struct model_work *w = arg;
     struct step s = {.w = w,
                      .m = w->m,
                      .c = &w->m->config,
+                     .p = &w->m->part,
                      .ops = w->m->ops,
                      .thread = thread,
                      .threads = pool_threads(w->pool)};
-    s.replicate = w->n_rows <= REPLICATE_ROWS;
+    uint32_t rows = w->jobs & JOB_LAYERS ? w->n_rows : w->n_out;
+    s.replicate = rows <= REPLICATE_ROWS;
     s.rows = s.replicate ? w->own[thread] : w->shared;
-    s.r1 = w->n_rows;
+    s.r1 = rows;
     if (!s.replicate)
-        layer_split(w->n_rows, s.threads, thread, &s.r0, &s.r1);
-    embed(&s);
-    rope_tables(&s);
-    const float *post = NULL, *out = NULL;
-    for (uint32_t l = 0; l < s.c->n_layers; l++) {
-        residual_norm(&s, out, post, layer_vec(&s, l, SLOT_ATTN_NORM));
-        if (s.c->mla.rank)
-            latent_attention_part(&s, l);
-        else
-            attention_part(&s, l);
-        residual_norm(&s, w->out, layer_vec(&s, l, SLOT_POST_ATTN_NORM),
-                      layer_vec(&s, l, SLOT_FFN_NORM));
-        if (model_layer_has_experts(s.c, l))
-            moe_part(&s, l);
-        else
-            ffn_part(&s, l);
-        out = w->out;
-        post = layer_vec(&s, l, SLOT_POST_FFN_NORM);
-    }
-    logits(&s, post);
+        layer_split(rows, s.threads, thread, &s.r0, &s.r1);
+    if (w->jobs & JOB_EMBED)
+        stage_embed(&s);
+    else if (w->jobs & JOB_LAYERS)
+        stage_take_in(&s);
+    if (w->jobs & JOB_LAYERS)
+        layers(&s);
+    if (w->jobs & JOB_HEAD && !w->rc)
+        stage_head(&s, !(w->jobs & JOB_LAYERS));
 }
 
 int model_forward(const struct model *m, struct model_work *w, void *kv_pool,
@@ -333,11 +348,11 @@ int model_forward(const struct model *m, struct model_work *w, void *kv_pool,
     if (w->m != m || (uintptr_t)kv_pool % 64)
         return err_set(e, EINVAL,
                        "the work belongs to another model, or the KV pool is not aligned");
-    int rc = work_plan(w, b, e);
+    int rc = work_check(w, b, e);
     if (rc < 0)
         return rc;
     w->kv_pool = kv_pool;
-    pool_run(w->pool, forward_thread, w);
+    rc = stage_run(w, b, e);
     w->batch = NULL;
-    return 0;
+    return rc;
 }

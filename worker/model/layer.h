@@ -1,7 +1,11 @@
 /* layer.h: one thread's view of a step, and what the parts of a layer share (internal to
  * worker/model: forward.c, moe.c, mla.c). Every thread runs the same functions on the same step;
  * products split the rows of the weights, everything between them splits the rows of the batch, or
- * (few rows) is done by each thread on its own copy. */
+ * (few rows) is done by each thread on its own copy.
+ *
+ * Of the model this rank has s->p: counts of heads and widths in a step are the part's, layers are
+ * numbered as the model's, in the KV pool as the part's. A product whose columns are cut ends in
+ * layer_sum, which adds up the ranks' results: exactly twice a layer. */
 #pragma once
 #include "worker/model/work.h"
 
@@ -9,6 +13,7 @@ struct step {
     struct model_work *w;
     const struct model *m;
     const struct model_config *c;
+    const struct model_part *p;
     const struct kernel_ops *ops;
     uint32_t thread, threads;
     bool replicate;
@@ -70,3 +75,12 @@ struct layer_product {
  * at the end. */
 void layer_products(struct step *s, const struct layer_product *p, uint32_t n, const struct acts *x,
                     uint32_t rows);
+/* A product whose columns are cut: of this rank's columns, then the sum over the ranks. */
+void layer_product_sum(struct step *s, const struct layer_product *p, const struct acts *x,
+                       uint32_t rows);
+/* The ranks' parts of y, n floats, are added up; a barrier at the end when there are several. */
+void layer_sum(struct step *s, float *y, size_t n);
+static inline bool layer_shared(const struct step *s) /* with other ranks */
+{
+    return s->w->o.group.tensor && comm_ranks(s->w->o.group.tensor) > 1;
+}

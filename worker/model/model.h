@@ -183,12 +183,22 @@ struct model_batch {
     void *ctx;
 };
 
+/* The ranks that compute with this one, each its part (worker/model/shard.h). All of them call
+ * model_forward with the same batch; logits come out at the first rank of the first stage, the
+ * others may pass NULL. NULL: no others. */
+struct comm;
+struct model_group {
+    struct comm *tensor;   /* this stage's, by tensor rank */
+    struct comm *pipeline; /* of this tensor rank, by stage */
+};
+
 struct model_work_options {
     uint32_t threads;      /* 1..64, from the cgroup quota */
     uint32_t max_rows;     /* most tokens in one batch, 1..65536 */
     uint32_t block_tokens; /* 0: MODEL_BLOCK_TOKENS */
     enum model_kv_dtype kv_dtype;
     uint32_t pool_blocks; /* size of the KV pool; block numbers are checked against it */
+    struct model_group group;
 };
 
 struct model_work;
@@ -200,7 +210,14 @@ uint64_t model_work_bytes(const struct model_work *w); /* memory that it holds *
 
 /* Runs the batch: rows are computed, KV written, logits filled. `kv_pool` is 64-byte aligned. On
  * failure (a token or block out of range, a position past the context, too many rows) nothing was
- * computed. */
+ * computed; -EPIPE when the group has failed. */
 int model_forward(const struct model *m, struct model_work *w, void *kv_pool,
                   const struct model_batch *b, struct err *e) MUST_CHECK;
 uint32_t model_batch_outputs(const struct model_batch *b); /* rows of logits that it will write */
+
+/* What a pipeline's stages have waited: busy_ns of all stages (known to the first), against
+ * step_ns x stages. The bubble is what is left. */
+struct model_work_stats {
+    uint64_t steps, micro_batches, step_ns, busy_ns;
+};
+void model_work_stats(const struct model_work *w, struct model_work_stats *out);

@@ -55,23 +55,26 @@ static void route(struct step *s, uint32_t layer)
     pool_barrier(s->w->pool);
 }
 
+static bool is_here(const struct step *s, uint32_t expert)
+{
+    return s->w->moe.ff && expert >= s->p->expert0 && expert < s->p->expert1;
+}
+
 /* Slots of each expert here, in the order of rows. */
 static void sort_slots(struct step *s)
 {
     const struct model_moe *m = &s->c->moe;
-    const struct model_part *p = &s->m->part;
     struct moe_rows *r = &s->w->moe;
     uint32_t n = s->w->n_rows * m->used;
     memset(r->first, 0, (m->experts + 1u) * sizeof *r->first);
     for (uint32_t i = 0; i < n; i++)
-        r->first[r->picks[i].expert + 1] +=
-            r->picks[i].expert >= p->expert0 && r->picks[i].expert < p->expert1;
+        r->first[r->picks[i].expert + 1] += is_here(s, r->picks[i].expert);
     for (uint32_t e = 0; e < m->experts; e++)
         r->first[e + 1] += r->first[e];
     uint32_t total = r->first[m->experts];
     for (uint32_t i = n; i-- > 0;) { /* backwards: first[] of the next becomes this one's */
         uint32_t e = r->picks[i].expert;
-        bool here = e >= p->expert0 && e < p->expert1;
+        bool here = is_here(s, e);
         r->slot_of[i] = here ? --r->first[e + 1] : UINT32_MAX;
         if (here)
             r->row_of[r->slot_of[i]] = i / m->used;
@@ -254,4 +257,5 @@ void moe_part(struct step *s, uint32_t layer)
         shared(s, layer);
     experts(s, layer);
     combine(s, has_shared);
+    layer_sum(s, s->w->out, (size_t)s->w->n_rows * s->c->d_model);
 }

@@ -63,7 +63,10 @@ static void carve_rows(struct carve *c, const struct model_work *w, struct rows 
 static void carve_all(struct carve *c, struct model_work *w)
 {
     const struct model_config *mc = &w->m->config;
-    uint64_t n = w->o.max_rows, heads = (uint64_t)mc->n_heads * mc->head_dim;
+    const struct model_part *p = &w->m->part;
+    uint64_t n = w->o.max_rows, heads = (uint64_t)(p->q1 - p->q0) * mc->head_dim;
+    bool stages = w->o.group.pipeline && comm_ranks(w->o.group.pipeline) > 1;
+    bool parts = w->o.group.tensor && comm_ranks(w->o.group.tensor) > 1;
     uint32_t group = mc->n_heads / mc->n_kv_heads;
     w->own = work_carve(c, w->o.threads, sizeof *w->own);
     w->scratch = work_carve(c, w->o.threads, sizeof *w->scratch);
@@ -75,9 +78,9 @@ static void carve_all(struct carve *c, struct model_work *w)
             work_carve(c, attn_scratch_floats(ATTN_TILE, group, mc->head_dim), sizeof(float));
     }
     carve_rows(c, w, &w->shared, n);
+    uint64_t ff = max_u32(p->ff1 - p->ff0, p->shared1 - p->shared0);
     w->qkv = work_carve(c, n * w->qkv_cols, sizeof(float));
     w->att = work_carve(c, n * heads, sizeof(float));
-    uint64_t ff = max_u32(mc->d_ff, mc->moe.d_shared);
     w->gate = work_carve(c, n * ff, sizeof(float));
     w->up = work_carve(c, n * ff, sizeof(float));
     w->out = work_carve(c, n * mc->d_model, sizeof(float));
@@ -89,6 +92,10 @@ static void carve_all(struct carve *c, struct model_work *w)
     mla_carve(c, w);
     w->rows = work_carve(c, n, sizeof *w->rows);
     w->out_rows = work_carve(c, n, sizeof *w->out_rows);
+    w->part_logits =
+        work_carve(c, parts ? (uint64_t)LOGIT_ROWS * (p->vocab1 - p->vocab0) : 0, sizeof(float));
+    w->finals = work_carve(c, stages ? n * mc->d_model : 0, sizeof(float));
+    w->segments = work_carve(c, stages ? n : 0, sizeof *w->segments);
     w->units = work_carve(c, n * mc->n_heads, sizeof *w->units);
 }
 
@@ -111,11 +118,13 @@ static int work_memory(struct model_work *w, struct err *e)
 static int work_init(struct model_work *w, struct err *e)
 {
     const struct model_config *c = &w->m->config;
-    uint32_t heads = c->n_heads * c->head_dim, wide = max_u32(c->d_ff, c->moe.d_shared);
-    wide = max_u32(max_u32(c->d_model, wide), max_u32(c->n_heads * slots_o_dim(c), c->mla.q_rank));
+    const struct model_part *p = &w->m->part;
+    uint32_t queries = p->q1 - p->q0, heads = queries * c->head_dim;
+    uint32_t wide = max_u32(p->ff1 - p->ff0, p->shared1 - p->shared0);
+    wide = max_u32(max_u32(c->d_model, wide), max_u32(queries * slots_o_dim(c), c->mla.q_rank));
     w->norm_cols = (wide + 31) & ~31u;
-    w->qkv_cols = heads + (c->mla.rank ? 0 : 2 * c->n_kv_heads * c->head_dim);
-    int rc = model_kv_init(&w->kv, c, w->o.kv_dtype, w->o.block_tokens, e);
+    w->qkv_cols = heads + (c->mla.rank ? 0 : 2 * (p->kv1 - p->kv0) * c->head_dim);
+    int rc = model_kv_part(&w->kv, c, p, w->o.kv_dtype, w->o.block_tokens, e);
     if (rc < 0 || (rc = work_memory(w, e)) < 0)
         return rc;
     const float *factors = image_vec(w->m, image_global(w->m, SLOT_ROPE_FACTORS));
@@ -206,24 +215,35 @@ static void plan_rows(struct model_work *w, const struct model_batch *b)
     }
 }
 
+/* Query heads of this rank that share the KV head which `head` reads, from `head` on. */
+static uint32_t sharing(const struct model_work *w, uint32_t head)
+{
+    const struct model_part *p = &w->m->part;
+    uint32_t group = w->m->config.n_heads / w->m->config.n_kv_heads, q = p->q0 + head;
+    uint32_t end = (q / group + 1) * group;
+    return (end < p->q1 ? end : p->q1) - q;
+}
+
 /* Units are (tile of rows, KV head); with fewer of them than threads, single query heads. */
 static void plan_units(struct model_work *w, const struct model_batch *b)
 {
-    const struct model_config *c = &w->m->config;
-    uint32_t group = c->n_heads / c->n_kv_heads, tiles = 0, row = 0;
+    const struct model_part *p = &w->m->part;
+    uint32_t tiles = 0, row = 0, queries = p->q1 - p->q0;
     for (uint32_t i = 0; i < b->n_segments; i++)
         tiles += (b->segments[i].n_tokens + ATTN_TILE - 1) / ATTN_TILE;
-    uint32_t heads = tiles * c->n_kv_heads < 2 * w->o.threads && w->o.threads > 1 ? 1 : group;
+    bool single = tiles * (p->kv1 - p->kv0) < 2 * w->o.threads && w->o.threads > 1;
     w->n_units = 0;
     for (uint32_t i = 0; i < b->n_segments; i++) {
         uint32_t n = b->segments[i].n_tokens;
         for (uint32_t t = 0; t < n; t += ATTN_TILE)
-            for (uint32_t h = 0; h < c->n_heads; h += heads)
+            for (uint32_t h = 0, heads; h < queries; h += heads) {
+                heads = single ? 1 : sharing(w, h);
                 w->units[w->n_units++] =
                     (struct attn_unit){row + t, n - t < ATTN_TILE ? n - t : ATTN_TILE, i, h, heads};
+            }
         row += n;
     }
-    for (uint32_t l = 0; l < c->n_layers; l++)
+    for (uint32_t l = 0; l < w->m->config.n_layers; l++)
         atomic_store_explicit(&w->next_unit[l], 0, memory_order_relaxed);
 }
 
@@ -235,7 +255,7 @@ uint32_t model_batch_outputs(const struct model_batch *b)
     return n;
 }
 
-int work_plan(struct model_work *w, const struct model_batch *b, struct err *e)
+int work_check(const struct model_work *w, const struct model_batch *b, struct err *e)
 {
     uint64_t rows = 0;
     for (uint32_t i = 0; i < b->n_segments; i++) {
@@ -251,8 +271,17 @@ int work_plan(struct model_work *w, const struct model_batch *b, struct err *e)
     if (model_batch_outputs(b) > b->logits_rows)
         return err_set(e, EINVAL, "%u rows of logits wanted, room for %u", model_batch_outputs(b),
                        b->logits_rows);
+    return 0;
+}
+
+void work_lay_out(struct model_work *w, const struct model_batch *b)
+{
     plan_rows(w, b);
     plan_units(w, b);
     w->batch = b;
-    return 0;
+}
+
+void model_work_stats(const struct model_work *w, struct model_work_stats *out)
+{
+    *out = w->stats;
 }

@@ -4,6 +4,7 @@
 #include "kernels/cpu/gating.h"
 #include "worker/model/image.h"
 #include "worker/model/pool.h"
+#include "worker/comm/comm.h"
 
 #include <stdatomic.h>
 
@@ -11,6 +12,7 @@
  * rows, on its own copy, which saves a barrier each time. */
 #define REPLICATE_ROWS 4u
 #define ATTN_TILE      16u /* rows of one attention unit */
+#define LOGIT_ROWS     16u /* rows of logits that travel at a time, when the vocabulary is split */
 
 /* State of rows between matrix products. The shared one has max_rows rows, each thread's own
  * REPLICATE_ROWS. */
@@ -25,8 +27,8 @@ struct row {
     uint32_t token, pos, segment;
 };
 
-/* Rows [row, row + n) of the batch, one segment, against KV heads' query heads [head, head +
- * heads). */
+/* Rows [row, row + n) of the batch, one segment; query heads [head, head + heads) of this rank's,
+ * which share a KV head. */
 struct attn_unit {
     uint32_t row, n, segment, head, heads;
 };
@@ -80,11 +82,22 @@ struct model_work {
     _Atomic uint32_t next_unit[MODEL_LAYERS_MAX];
     void *memory;
     uint64_t memory_bytes;
+    float *part_logits; /* [LOGIT_ROWS, this rank's vocabulary], when rank 0 is another */
+    float *finals;      /* last stage: [rows, d_model] of rows that give logits */
+    struct model_segment *segments; /* of a micro-batch */
+    struct model_work_stats stats;
     /* The step */
-    const struct model_batch *batch;
+    const struct model_batch *batch; /* all of it, or `part` */
+    struct model_batch part;
     uint8_t *kv_pool;
-    uint32_t n_rows, n_out, n_units;
+    uint32_t n_rows, n_out, n_units, jobs;
+    int rc; /* of the first collective that failed: nothing is waited for after it */
+    struct err err;
 };
 
-/* Checks the batch and lays out its rows, outputs and attention units. */
-int work_plan(struct model_work *w, const struct model_batch *b, struct err *e) MUST_CHECK;
+/* Whether the batch can be run; and the layout of its rows, outputs and attention units. */
+int work_check(const struct model_work *w, const struct model_batch *b, struct err *e) MUST_CHECK;
+void work_lay_out(struct model_work *w, const struct model_batch *b);
+
+/* stage.c: a batch through the stages of the pipeline, or through the only one */
+int stage_run(struct model_work *w, const struct model_batch *b, struct err *e) MUST_CHECK;
