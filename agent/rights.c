@@ -3,11 +3,11 @@
 
 const struct access_right agent_rights[] = {
     {"", "nodes", "get", NULL, "*"},
-    {"", "pods", "get,list,watch,patch", NULL, "*"},
+    {"", "pods", "list,watch,patch", NULL, "*"},
     {"", "pods/status", "patch", NULL, "*"},
-    {"serving.baton.dev", "nodeinventories", "get,list,watch,create,patch", NULL, "*"},
-    {"serving.baton.dev", "nodeinventories/status", "get,create,patch", NULL, "*"},
-    {"serving.baton.dev", "inferencedeployments", "get,list,watch", NULL, "*"},
+    {"serving.baton.dev", "nodeinventories", "list,watch,create,patch", NULL, "*"},
+    {"serving.baton.dev", "nodeinventories/status", "patch", NULL, "*"},
+    {"serving.baton.dev", "inferencedeployments", "list,watch", NULL, "*"},
     {"", "secrets", "get", NULL, NULL},
     {0},
 };

@@ -9,23 +9,34 @@
 #define CONDITION      "Permitted"
 #define CRD_GROUP      "serving.baton.dev"
 
-/* Compared by a test with the controller's Role and ClusterRole in the chart. */
-static const struct access_right rights[] = {
-    {CRD_GROUP, "inferencedeployments", "get,list,watch", NULL, NULL},
+/* Compared by a test with the controller's Roles and ClusterRoles in the chart. */
+static const struct access_right always[] = {
+    {CRD_GROUP, "inferencedeployments", "list,watch", NULL, NULL},
     {CRD_GROUP, "inferencedeployments/status", "patch", NULL, NULL},
     {CRD_GROUP, "inferencedeployments/finalizers", "update", NULL, NULL},
-    {CRD_GROUP, "workerpools", "get,list,watch,create,patch,delete", NULL, NULL},
+    {CRD_GROUP, "workerpools", "list,watch,create,patch,delete", NULL, NULL},
     {CRD_GROUP, "workerpools/finalizers", "update", NULL, NULL},
     {CRD_GROUP, "workerpools/status", "patch", NULL, NULL},
-    {CRD_GROUP, "workerpools/scale", "get,update", NULL, NULL},
-    {"", "pods", "get,list,watch,create,patch,delete", NULL, NULL},
-    {"", "secrets", "get,list,watch,create", NULL, NULL},
-    {"policy", "poddisruptionbudgets", "get,list,watch,create,patch", NULL, NULL},
+    {CRD_GROUP, "workerpools/scale", "update", NULL, NULL},
+    {"", "pods", "list,watch,create,patch,delete", NULL, NULL},
+    {"", "secrets", "list,watch,create", NULL, NULL},
+    {"policy", "poddisruptionbudgets", "list,watch,create,patch", NULL, NULL},
+    {"apps", "controllerrevisions", "list,watch,create,patch,delete", NULL, NULL},
+    {"scheduling.k8s.io", "podgroups", "list,watch,create", NULL, NULL},
     {"events.k8s.io", "events", "create,patch", NULL, NULL},
     {"coordination.k8s.io", "leases", "create", NULL, NULL},
     {"coordination.k8s.io", "leases", "get,update", "baton-controller", NULL},
-    {0},
+    {"", "nodes", "list,watch", NULL, "*"},
 };
+/* Only where it serves external metrics. */
+static const struct access_right for_metrics[] = {
+    {"", "configmaps", "list,watch", "extension-apiserver-authentication", "kube-system"},
+    {"", "secrets", "update", "baton-metrics-tls", NULL},
+    {"apiregistration.k8s.io", "apiservices", "get,patch", "v1beta1.external.metrics.k8s.io", "*"},
+};
+#define N_ALWAYS  (sizeof always / sizeof *always)
+#define N_METRICS (sizeof for_metrics / sizeof *for_metrics)
+static struct access_right rights[N_ALWAYS + N_METRICS + 1]; /* ends with an empty one */
 
 static void told(const struct kube_result *r, void *ctx)
 {
@@ -85,6 +96,9 @@ void rights_tell_all(void *ctx)
 
 int rights_start(struct ctl *c, struct err *e)
 {
+    memcpy(rights, always, sizeof always);
+    if (c->opts.metrics_port)
+        memcpy(rights + N_ALWAYS, for_metrics, sizeof for_metrics);
     return access_start(c->client, "baton-controller", c->namespace, rights, rights_tell_all, c,
                         &c->access, e);
 }

@@ -2,8 +2,8 @@
 #include "router/rights.h"
 
 const struct access_right router_rights[] = {
-    {"serving.baton.dev", "inferencedeployments", "get,list,watch", NULL, NULL},
-    {"", "pods", "get,list,watch", NULL, NULL},
-    {"", "secrets", "get,list,watch", NULL, NULL},
+    {"serving.baton.dev", "inferencedeployments", "list,watch", NULL, NULL},
+    {"", "pods", "list,watch", NULL, NULL},
+    {"", "secrets", "list,watch", NULL, NULL},
     {0},
 };
