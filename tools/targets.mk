@@ -12,7 +12,7 @@ setup: ## Debian packages, model and kubectl that demo and up need (cached under
 	@tools/setup packages models kubectl
 
 setup-test: ## what the tests need besides: test packages, Python tools, second model, a real Kubernetes (built once)
-	@tools/setup test-packages python models gemma kubectl kubernetes
+	@tools/setup test-packages node-packages python models gemma kubectl kubernetes
 
 demo: setup ## from nothing to an answer through prefill and decode workers: make demo [PROMPT="…"]
 	@$(SUBMAKE) build
@@ -41,7 +41,8 @@ test: setup-test ## every test, with all set-up; ends with `N passed, N failed`
 	  "unit:unit:$(UNIT_TESTS)" \
 	  "unit:asan+ubsan:$(ASAN_TESTS)" \
 	  $(foreach d,$(PY_SUITES),"pytest:$(patsubst tests/%/,%,$(d)):$(d)") \
-	  "pytest:e2e:$(wildcard e2e/test_*.py)"
+	  "pytest:e2e:$(filter-out e2e/test_story.py,$(wildcard e2e/test_*.py))" \
+	  "pytest:real cluster:e2e/smoke.py"
 
 # Tests of what parses outside bytes, and of what moves memory about, run a second time under the sanitizers.
 ASAN_DIRS := lib/base lib/json lib/io lib/llm lib/wire lib/xfer lib/kube lib/decide worker worker/model agent local
@@ -50,9 +51,28 @@ NO_ASAN := $(addprefix tests/worker/model/test_,$(addsuffix .c,invariance golden
 ASAN_TESTS = $(foreach t,$(filter-out $(NO_ASAN),$(wildcard $(addprefix tests/,$(addsuffix /test_*.c,$(ASAN_DIRS))))),build/asan/$(t:.c=))
 asan-tests: $(ASAN_TESTS)
 
-e2e: setup-test ## the end-to-end suites alone
+images: ## container images below 30 MB as archives in build/images, with their sizes
 	@$(SUBMAKE) build
-	@tools/run-tests --log build/test "pytest:e2e:$(wildcard e2e/test_*.py)"
+	@tools/images --bin $(BUILD)/bin --out $(BUILD)/images
+
+e2e: setup-test ## the whole story on a real Kubernetes of several nodes (needs root, about half an hour); writes docs/reports/e2e.md
+	@$(SUBMAKE) build
+	@tools/report e2e "$(CACHE)/venv/bin/python -m pytest -q -s -p no:cacheprovider e2e/test_story.py"
+
+e2e-smoke: setup-test ## a real Kubernetes of two nodes: helm install, answer, scale, uninstall (needs root; part of `make test`)
+	@$(SUBMAKE) build
+	@tools/run-tests --log build/test "pytest:real cluster:e2e/smoke.py"
+
+e2e-up: setup-test images ## keep a real Kubernetes of two nodes with our images (kubeconfig build/e2e/kubeconfig)
+	@e2e/cluster/cluster.py up build/e2e
+
+e2e-down: ## end what `make e2e-up` started
+	@e2e/cluster/cluster.py down build/e2e
+
+scale: setup-test ## 1,000 simulated nodes and 10,000 worker pods on a real API server; writes docs/reports/scale.md
+	@tools/setup kwok
+	@$(SUBMAKE) build
+	@tools/report scale "$(CACHE)/venv/bin/python e2e/scale/scale.py"
 
 chaos: setup-test ## kill -9 of every program, 20 random moments each; writes docs/reports/chaos.md
 	@$(SUBMAKE) build
