@@ -56,6 +56,23 @@ static bool sync_pod_of(const void *object, void *ctx)
     return true;
 }
 
+static double seconds(const char *duration)
+{
+    uint64_t ns;
+    return kube_duration_ns(duration, 0, &ns) ? 0 : (double)ns / 1e9;
+}
+
+/* Somebody raises a role from zero when requests wait: Baton one that has bounds, or an external
+ * scaler. */
+static bool wakes(const struct kube_infd *i)
+{
+    const char *mode = i->scaling_mode ? i->scaling_mode : "Baton";
+    if (strcmp(mode, "External") == 0)
+        return true;
+    return strcmp(mode, "Baton") == 0 &&
+           (i->prefill.bounds.has || i->decode.bounds.has || i->unified.bounds.has);
+}
+
 static void on_infd(const void *old, const void *now, void *ctx)
 {
     struct discover *s = ctx;
@@ -79,6 +96,11 @@ static void on_infd(const void *old, const void *now, void *ctx)
                            ? (uint32_t)i->model_max_context_tokens
                            : 0,
         .created_ns = i->meta.created_ns,
+        .slo_ttft_s = seconds(i->slo_ttft),
+        .slo_tpot_s = seconds(i->slo_tpot),
+        .slo_percentile =
+            i->slo_percentile > 0 && i->slo_percentile <= 100 ? (uint32_t)i->slo_percentile : 0,
+        .wakes = wakes(i),
     };
     if (policy_parse(i->disaggregation, &spec.policy))
         log_warn("unknown routing.disaggregation, auto is used", LS("infd", i->meta.name),

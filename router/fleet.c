@@ -174,6 +174,10 @@ struct deployment *fleet_deployment(struct fleet *f, const struct deployment_spe
     d->policy = s->policy;
     d->max_context = s->max_context;
     d->created_ns = s->created_ns;
+    d->slo_ttft_s = s->slo_ttft_s;
+    d->slo_tpot_s = s->slo_tpot_s;
+    d->slo_percentile = s->slo_percentile ? s->slo_percentile : 90;
+    d->wakes = s->wakes;
     uint32_t block_tokens = s->block_tokens ? s->block_tokens : 32;
     bool renamed = set_text(&d->model_name, s->model_name);
     if (renamed)

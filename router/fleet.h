@@ -25,6 +25,9 @@ struct deployment_spec { /* strings are copied */
     enum route_policy policy;
     uint32_t block_tokens, max_context; /* 0: 32, the model's */
     uint64_t created_ns;                /* two with one model name: the oldest serves it */
+    double slo_ttft_s, slo_tpot_s;      /* 0: none */
+    uint32_t slo_percentile;            /* 0: 90 */
+    bool wakes;                         /* at zero: somebody makes workers when requests wait */
 };
 
 struct deployment {
@@ -36,6 +39,10 @@ struct deployment {
     enum route_policy policy;
     uint32_t block_tokens, max_context;
     uint64_t created_ns;
+    double slo_ttft_s, slo_tpot_s;
+    uint32_t slo_percentile;
+    bool wakes, waking; /* waking: a push to the controller is on its way */
+    uint64_t wake_again_ns;
     struct model *model;      /* NULL while loading or when that failed (model_error) */
     bool loading, load_again; /* load_again: the source changed meanwhile */
     unsigned load_failures;

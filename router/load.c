@@ -31,7 +31,7 @@ static json_t *sample(const struct worker *w, uint64_t now)
 }
 
 /* Requests that wait in this router for a worker of the model. */
-static unsigned held_requests(const struct router *r, const struct deployment *d, uint64_t *tokens)
+unsigned held_requests(const struct router *r, const struct deployment *d, uint64_t *tokens)
 {
     unsigned n = 0;
     for (const struct exchange *x = r->exchanges; x; x = x->next)
@@ -84,11 +84,15 @@ static json_t *deployment_load(const struct router *r, const struct deployment *
         json_object_set_new(roles, wire_role_name(role), one);
     }
     unsigned held = held_requests(r, d, &held_tokens);
-    return json_pack("{s:s, s:s, s:s, s:f, s:f, s:I, s:I, s:o}", "infd", d->infd, "namespace",
-                     d->namespace, "model", d->model_name, "arrival_tokens_per_s",
-                     d->arrival_tokens_per_s, "arrival_requests_per_s", d->arrival_requests_per_s,
-                     "held_requests", (json_int_t)held, "held_tokens", (json_int_t)held_tokens,
-                     "roles", roles);
+    struct goodput g = stats_goodput(d, now);
+    return json_pack(
+        "{s:s, s:s, s:s, s:f, s:f, s:I, s:I, s:{s:i, s:f, s:f, s:i, s:f, s:f, s:b}, s:o}", "infd",
+        d->infd, "namespace", d->namespace, "model", d->model_name, "arrival_tokens_per_s",
+        d->arrival_tokens_per_s, "arrival_requests_per_s", d->arrival_requests_per_s,
+        "held_requests", (json_int_t)held, "held_tokens", (json_int_t)held_tokens, "goodput",
+        "window_s", GOODPUT_WINDOW_S, "requests_per_s", g.requests_per_s, "met_per_s", g.met_per_s,
+        "percentile", (int)g.percentile, "ttft_s", g.ttft_s, "tpot_s", g.tpot_s, "slo_met",
+        g.slo_met, "roles", roles);
 }
 
 static void reply_json(struct httpd_req *req, json_t *o)

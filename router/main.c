@@ -38,6 +38,15 @@ static const struct conf_opt options[] = {
     {"--hold-seconds", "BATON_ROUTER_HOLD_SECONDS", CONF_F64, CONF(struct options, hold_seconds),
      "10", 0, 3600, "how long a request waits while its model has worker pods and none is ready",
      "S"},
+    {"--wake-seconds", "BATON_ROUTER_WAKE_SECONDS", CONF_F64, CONF(struct options, wake_seconds),
+     "300", 0, 86400, "how long a request waits for the first worker of a model at zero", "S"},
+    {"--max-held", "BATON_ROUTER_MAX_HELD", CONF_U64, CONF(struct options, max_held), "1000", 0,
+     1000000, "requests of one model that may wait so; more get 503", "N"},
+    {"--controller-url", "BATON_CONTROLLER_URL", CONF_STR, CONF(struct options, controller_url), "",
+     0, 0,
+     "where to tell the controller at once that a request waits for a model at zero; empty: "
+     "it looks once a second",
+     "URL"},
     {"--drain-seconds", "BATON_DRAIN_SECONDS", CONF_U64, CONF(struct options, drain_seconds), "30",
      0, 86400, "how long running requests may take after SIGTERM", "S"},
     {"--max-connections", "BATON_ROUTER_MAX_CONNECTIONS", CONF_U64,
@@ -150,7 +159,9 @@ static int start(struct router *r, struct err *e)
                              .on_down = proxy_worker_down,
                              .ctx = r};
     r->fleet = fleet_new(&f);
-    int rc = keys_load(&r->o, &r->keys, e);
+    metrics_collect(expose_fleet, r);
+    int rc = wake_start(r, e);
+    rc = rc ? rc : keys_load(&r->o, &r->keys, e);
     if (!rc)
         rc = *r->o.static_file ? static_load(r, r->o.static_file, e)
                                : discover_start(r, &r->discover, e);

@@ -18,6 +18,7 @@
 #define REQUEST_ID_MAX     128
 #define JOB_RETRIES        3
 #define JOB_AVOID          4
+#define GOODPUT_WINDOW_S   60
 #define STREAM_QUEUE_BYTES                                                                         \
     (16u << 20) /* for a client that reads slowly; past it the request is ended */
 
@@ -28,7 +29,9 @@ struct options {
         *cors_origin, *models_dir;
     const char *tls_cert, *tls_key, *log_level, *log_format;
     uint64_t port, max_connections, index_blocks, drain_seconds, inline_bytes, max_body_bytes;
-    double hold_seconds;
+    const char *controller_url;
+    uint64_t max_held;
+    double hold_seconds, wake_seconds;
 };
 
 struct keys; /* keys.c: the API keys, as SHA-256 */
@@ -44,6 +47,7 @@ struct router {
     struct fleet *fleet;
     struct discover *discover; /* NULL with --static */
     struct keys *keys;         /* NULL: open */
+    struct http_client *wake;  /* wake.c; NULL without --controller-url */
     struct rng rng;
     struct buf scratch;         /* the upstream request being written; reused */
     struct exchange *exchanges; /* all that run */
@@ -87,6 +91,8 @@ struct job {
     unsigned retries;
     unsigned stale_repeats, picks_failed;
     bool arrived, error_seen, error_repeatable, unwanted;
+    bool at_zero;        /* it found no worker at all: it waits for one to be made */
+    uint64_t sent_at_ns; /* first time; 0: not yet */
     uint64_t retry_at_ns, wait_since_ns, first_token_ns, last_token_ns, decode_lost_ns;
     uint64_t avoid[JOB_AVOID]; /* incarnations that failed this job */
     unsigned n_avoid;
@@ -171,6 +177,22 @@ void stats_pick(struct deployment *d, enum route_reason reason);
 void stats_retry(const struct deployment *d, const char *reason);
 void stats_request(struct exchange *x, int status);
 void stats_fleet(struct router *r);
+/* What the last minute's requests met of the slo. */
+struct goodput {
+    double requests_per_s,
+        met_per_s;         /* those that an answer was owed; of them within TTFT and TPOT */
+    double ttft_s, tpot_s; /* at the slo's percentile; 0: none was seen */
+    uint32_t percentile;
+    bool slo_met;
+};
+struct goodput stats_goodput(const struct deployment *d, uint64_t now_ns);
+/* expose.c: series of workers and deployments, written when asked for */
+int expose_fleet(struct buf *out, void *router);
+/* wake.c: tells the controller that requests wait for a model at zero, again and again until it has
+ * heard; its own look at /v1/internal/load once a second is the fallback. */
+int wake_start(struct router *r, struct err *e) MUST_CHECK;
+void wake_push(struct router *r, struct deployment *d, uint64_t now_ns);
+unsigned held_requests(const struct router *r, const struct deployment *d, uint64_t *tokens);
 /* discover.c, static.c */
 struct discover;
 int discover_start(struct router *r, struct discover **out, struct err *e) MUST_CHECK;

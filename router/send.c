@@ -131,6 +131,7 @@ static void send_to(struct job *j, struct worker *p, struct worker *d, uint64_t 
     rq.port = d->port;
     rq.ctx = j;
     j->state = JOB_SENT;
+    j->sent_at_ns = j->sent_at_ns ? j->sent_at_ns : now_ns;
     j->decode_lost_ns = 0;
     reserve(j, p, d, now_ns);
     predict(j, p ? p : d);
@@ -139,6 +140,22 @@ static void send_to(struct job *j, struct worker *p, struct worker *d, uint64_t 
         openai_error_set(&j->fault, 502, "worker_lost", "", "%.300s", e.msg);
         job_failed(j, "connect", true);
     }
+}
+
+/* At zero: a request stays until a worker has been made. That is asked for at once, and the request
+ * keeps its place through the worker's start. */
+static bool waits_for_waking(struct job *j, uint64_t now_ns)
+{
+    struct exchange *x = j->x;
+    struct router *r = x->r;
+    if (!x->d->wakes)
+        return false;
+    if (!deployment_has_workers(x->d)) {
+        uint64_t tokens = 0;
+        j->at_zero = j->at_zero || held_requests(r, x->d, &tokens) <= r->o.max_held;
+        wake_push(r, x->d, now_ns);
+    }
+    return j->at_zero;
 }
 
 static void nothing_to_pick(struct job *j, uint64_t now_ns)
@@ -154,7 +171,16 @@ static void nothing_to_pick(struct job *j, uint64_t now_ns)
     j->state = JOB_WAITING;
     if (deployment_has_workers(x->d) && waited < x->r->o.hold_seconds)
         return; /* one is expected: the tick looks again */
+    if (waits_for_waking(j, now_ns) && waited < x->r->o.wake_seconds)
+        return;
     struct openai_error e;
+    if (j->at_zero) {
+        httpd_set_header(x->req, "retry-after", "10");
+        openai_error_set(&e, 503, "model_at_zero", "",
+                         "the model has no worker and none came within %.0f s", waited);
+        answer_fail(x, &e);
+        return;
+    }
     openai_error_set(&e, 503, route_reason_name(j->pick.reason), "", "%s", why[j->pick.reason]);
     answer_fail(x, &e);
 }

@@ -43,7 +43,11 @@ static int add_model(struct router *r, const json_t *o, struct err *e)
                                 .kv_dtype = json_str_at(o, "kv_dtype", "f16"),
                                 .block_tokens = (uint32_t)json_int_at(o, "block_tokens", 32),
                                 .max_context = (uint32_t)json_int_at(o, "max_context", 0),
-                                .created_ns = (uint64_t)json_int_at(o, "created", 0) * NS_PER_S};
+                                .created_ns = (uint64_t)json_int_at(o, "created", 0) * NS_PER_S,
+                                .slo_ttft_s = json_num_at(o, "slo_ttft_s", 0),
+                                .slo_tpot_s = json_num_at(o, "slo_tpot_s", 0),
+                                .slo_percentile = (uint32_t)json_int_at(o, "slo_percentile", 0),
+                                .wakes = json_bool_at(o, "wakes", false)};
     int rc = json_need_str(o, "name", &s.model_name, e);
     rc = rc ? rc : json_need_str(o, "source", &s.source, e);
     if (rc)
