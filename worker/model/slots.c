@@ -185,6 +185,8 @@ static const char *hf_name(const struct model_config *c, uint32_t layer, enum im
     }
     if (slot == SLOT_FFN_NORM && c->arch == MODEL_GEMMA3)
         return "pre_feedforward_layernorm.weight";
+    if (slot == SLOT_Q && c->mla.q_rank)
+        return "self_attn.q_b_proj.weight";
     if (moe && slot == SLOT_GATE)
         return "mlp.shared_experts.gate_proj.weight";
     if (moe && slot == SLOT_UP)
@@ -235,6 +237,8 @@ static bool gguf_part(const struct model_config *c, uint32_t layer, enum image_l
     struct slot_spec s = layer_shape(c, layer, slot);
     if (shared)
         snprintf(out->name, sizeof out->name, "blk.%u.%s.weight", layer, shexp[slot - SLOT_GATE]);
+    else if (slot == SLOT_Q && c->mla.q_rank)
+        snprintf(out->name, sizeof out->name, "blk.%u.attn_q_b.weight", layer);
     else
         snprintf(out->name, sizeof out->name, "blk.%u.%s", layer,
                  way ? "attn_kv_b.weight" : names[slot].gguf);
