@@ -41,7 +41,7 @@ struct api {
     char *requests; /* JSON, from the engine */
     struct launcher_view {
         enum wire_role role;
-        bool ready, draining;
+        bool ready, draining, asleep;
         uint32_t running;
         uint64_t at_ns;
     } told;
@@ -49,7 +49,8 @@ struct api {
 
 static bool is_ready(const struct api *a)
 {
-    return a->engine && !a->draining && !a->status.failed;
+    bool serves = a->role != WIRE_ROLE_STANDBY;
+    return a->engine && !a->draining && !a->status.failed && !(serves && a->status.asleep);
 }
 
 static struct events_state state_now(const struct api *a)
@@ -66,14 +67,15 @@ static struct events_state state_now(const struct api *a)
 
 static void tell_launcher(struct api *a)
 {
-    struct launcher_view v = {a->role, is_ready(a), a->draining, a->status.load.running,
-                              clock_mono_ns()};
+    struct launcher_view v = {
+        a->role,        is_ready(a), a->draining, a->status.asleep, a->status.load.running,
+        clock_mono_ns()};
     const struct launcher_view *t = &a->told;
-    bool changed =
-        !t->at_ns || v.role != t->role || v.ready != t->ready || v.draining != t->draining;
+    bool changed = !t->at_ns || v.role != t->role || v.ready != t->ready ||
+                   v.draining != t->draining || v.asleep != t->asleep;
     if (!a->c.launcher || (!changed && (v.running == t->running || v.at_ns - t->at_ns < NS_PER_S)))
         return;
-    launcher_status(a->c.launcher, v.role, v.ready, v.draining, v.running);
+    launcher_status(a->c.launcher, v.role, v.ready, v.draining, v.asleep, v.running);
     a->told = v;
 }
 
@@ -112,7 +114,10 @@ static void on_async(uv_async_t *h)
     for (struct engine_records *r = out.records; r; r = r->next)
         deliver(a, r);
     engine_records_free(out.records);
+    bool rung_changed = a->status.asleep != out.status.asleep;
     a->status = out.status;
+    if (rung_changed)
+        changed(a);
     if (out.requests) {
         free(a->requests);
         a->requests = out.requests;
@@ -384,6 +389,13 @@ void api_set_role(struct api *a, enum wire_role role)
     if (a->engine)
         engine_set_role(a->engine, role);
     changed(a);
+}
+
+void api_set_sleep(struct api *a, bool wanted)
+{
+    log_info("rung wanted", LS("rung", wanted ? "warm" : "hot"));
+    if (a->engine)
+        engine_set_sleep(a->engine, wanted);
 }
 
 void api_drain(struct api *a, uint64_t deadline_ns)

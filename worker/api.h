@@ -27,4 +27,5 @@ void api_free(struct api *a);
 uint16_t api_port(const struct api *a);
 void api_notify(void *api); /* any thread: the engine has output */
 void api_set_role(struct api *a, enum wire_role role);
+void api_set_sleep(struct api *a, bool wanted); /* the rung of a standby worker */
 void api_drain(struct api *a, uint64_t deadline_ns);

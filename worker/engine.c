@@ -54,6 +54,11 @@ void engine_set_role(struct engine *g, enum wire_role role)
     post(g, (struct mail){.kind = MAIL_ROLE, .a = role});
 }
 
+void engine_set_sleep(struct engine *g, bool wanted)
+{
+    post(g, (struct mail){.kind = MAIL_SLEEP, .a = wanted});
+}
+
 void engine_drain(struct engine *g, uint64_t deadline_ns)
 {
     post(g, (struct mail){.kind = MAIL_DRAIN, .a = deadline_ns});
@@ -95,6 +100,8 @@ static const char *refusal(const struct engine *g)
         return "failed";
     if (g->draining)
         return "draining";
+    if (g->asleep)
+        return "asleep";
     return g->role == WIRE_ROLE_DECODE || g->role == WIRE_ROLE_UNIFIED ? NULL : "wrong_role";
 }
 
@@ -162,6 +169,7 @@ static void take_mail(struct engine *g, struct mail *m)
             emit_error(g, r, 499, "cancelled", "the request was cancelled", false);
         break;
     case MAIL_ROLE: g->role = (enum wire_role)m->a; break;
+    case MAIL_SLEEP: g->sleep_wanted = m->a != 0; break;
     case MAIL_DRAIN:
         g->draining = true;
         g->drain_deadline_ns = m->a;
@@ -237,6 +245,7 @@ static void fill_status(struct engine *g)
     s->kv_quarantined = c.quarantined;
     s->role = (uint8_t)g->role;
     s->draining = g->draining;
+    s->asleep = g->asleep;
     s->drained = g->draining && !g->requests && !g->inbounds;
     metric_set(g->m.waiting, l->waiting);
     metric_set(g->m.running, l->running);
@@ -353,6 +362,7 @@ static void *engine_thread(void *arg)
     while (!g->stopping) {
         g->now_ns = clock_mono_ns();
         take_mails(g);
+        engine_rung(g);
         handover_events(g);
         if (g->draining && g->drain_deadline_ns <= g->now_ns)
             drain_now(g);

@@ -30,6 +30,8 @@ struct engine_config {
     const void *secret;
     size_t secret_len;
     uint64_t layout;
+    void *weights; /* the mapping that sleep gives back; NULL: none */
+    size_t weights_bytes;
     void (*notify)(void *ctx);
     void *notify_ctx;
 };
@@ -37,7 +39,7 @@ struct engine_config {
 struct engine_status {
     struct wire_load load;
     uint8_t role;
-    bool draining, drained, failed;
+    bool draining, drained, failed, asleep;
     uint32_t requests, orders, inbound; /* alive: at home, prefills for others, transfers to here */
     uint32_t kv_quarantined;
     uint64_t steps, fallbacks, errors;
@@ -69,6 +71,9 @@ void engine_cancel(struct engine *g, uint64_t handle);
 void engine_cancel_id(struct engine *g, uint64_t id0,
                       uint64_t id1); /* answers with an error record */
 void engine_set_role(struct engine *g, enum wire_role role);
+/* The rung of a standby worker: asleep it is `warm`. A role other than standby wakes it, whatever
+ * was wanted. */
+void engine_set_sleep(struct engine *g, bool wanted);
 void engine_drain(
     struct engine *g,
     uint64_t deadline_ns); /* refuse what is new; abort what is left at the deadline */

@@ -11,7 +11,15 @@
 
 #include <pthread.h>
 
-enum mail_kind { MAIL_SUBMIT, MAIL_CANCEL, MAIL_CANCEL_ID, MAIL_ROLE, MAIL_DRAIN, MAIL_STOP };
+enum mail_kind {
+    MAIL_SUBMIT,
+    MAIL_CANCEL,
+    MAIL_CANCEL_ID,
+    MAIL_ROLE,
+    MAIL_SLEEP,
+    MAIL_DRAIN,
+    MAIL_STOP
+};
 
 struct mail {
     struct mail *next;
@@ -81,6 +89,8 @@ struct engine {
 
     enum wire_role role;
     bool draining, stopping, notify_due;
+    bool sleep_wanted, asleep;
+    uint64_t wake_retry_ns;
     uint32_t failures; /* steps in a row that the model could not run */
     uint64_t drain_deadline_ns;
     uint64_t now_ns, published_ns, checked_ns, listed_ns;
@@ -98,6 +108,9 @@ struct engine {
     struct kv_event *out_events;
     size_t n_out_events, cap_out_events;
 };
+
+/* sleep.c */
+void engine_rung(struct engine *g); /* sleeps or wakes, when that is wanted and possible */
 
 /* queue.c: who waits and who runs */
 void queue_push(struct engine *g, struct seq *s); /* to the tail */

@@ -145,6 +145,8 @@ static void handle(struct launcher *l, const json_t *o)
     enum wire_role role = wire_role_parse(json_str_at(o, "role", ""));
     if (strcmp(type, "role") == 0 && role != WIRE_ROLE_NONE)
         l->cb.role(role, l->cb.ctx);
+    else if (strcmp(type, "rung") == 0)
+        l->cb.rung(strcmp(json_str_at(o, "rung", "hot"), "warm") == 0, l->cb.ctx);
     else if (strcmp(type, "drain") == 0)
         l->cb.drain(l->cb.ctx);
     else
@@ -187,12 +189,13 @@ int launcher_watch(struct launcher *l, uv_loop_t *loop, const struct launcher_ca
 }
 
 void launcher_status(struct launcher *l, enum wire_role role, bool ready, bool draining,
-                     uint32_t running)
+                     bool asleep, uint32_t running)
 {
-    int rc = buf_printf(
-        &l->out,
-        "{\"type\":\"status\",\"role\":\"%s\",\"ready\":%s,\"draining\":%s,\"running\":%u}\n",
-        wire_role_name(role), ready ? "true" : "false", draining ? "true" : "false", running);
+    int rc = buf_printf(&l->out,
+                        "{\"type\":\"status\",\"role\":\"%s\",\"ready\":%s,\"draining\":%s,"
+                        "\"rung\":\"%s\",\"running\":%u}\n",
+                        wire_role_name(role), ready ? "true" : "false", draining ? "true" : "false",
+                        asleep ? "warm" : "hot", running);
     if (rc)
         log_warn("the launcher does not read its messages");
     flush(l);

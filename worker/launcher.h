@@ -17,6 +17,7 @@ struct launcher_start {
 
 struct launcher_callbacks {
     void (*role)(enum wire_role role, void *ctx);
+    void (*rung)(bool warm, void *ctx); /* of a standby worker: hot, or asleep */
     void (*drain)(void *ctx);
     void (*lost)(void *ctx); /* the launcher is gone: the worker stops */
     void *ctx;
@@ -31,5 +32,5 @@ int launcher_watch(struct launcher *l, uv_loop_t *loop, const struct launcher_ca
 /* Sent when something in it changed (running only with another change, or once a second at most:
  * the caller decides). */
 void launcher_status(struct launcher *l, enum wire_role role, bool ready, bool draining,
-                     uint32_t running);
+                     bool asleep, uint32_t running);
 void launcher_drained(struct launcher *l);

@@ -83,6 +83,12 @@ static void on_role(enum wire_role role, void *ctx)
     api_set_role(w->api, role);
 }
 
+static void on_rung(bool warm, void *ctx)
+{
+    struct worker *w = ctx;
+    api_set_sleep(w->api, warm);
+}
+
 static void on_lost(void *ctx)
 {
     log_warn("the launcher is gone: stopping");
@@ -176,6 +182,8 @@ static int start_engine(struct worker *w, struct err *e)
                               .xfer_port = (uint16_t)o->xfer_port,
                               .secret = w->secret,
                               .secret_len = strlen(w->secret),
+                              .weights = w->image,
+                              .weights_bytes = w->image_bytes,
                               .notify = api_notify,
                               .notify_ctx = w->api};
     make_names(w, &c.seed, &c.layout);
@@ -205,7 +213,7 @@ static int start_api(struct worker *w, struct err *e)
 
 static int watch(struct worker *w, struct err *e)
 {
-    struct launcher_callbacks cb = {on_role, drain, on_lost, w};
+    struct launcher_callbacks cb = {on_role, on_rung, drain, on_lost, w};
     int rc = uv_signal_init(&w->loop, &w->term);
     rc = rc ? rc : uv_signal_init(&w->loop, &w->intr);
     rc = rc ? rc : uv_timer_init(&w->loop, &w->flush);

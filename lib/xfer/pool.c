@@ -48,6 +48,18 @@ int xfer_pool_new(struct xfer_pool *p, size_t len, struct err *e)
     return 0;
 }
 
+int xfer_pool_release(struct xfer_pool *p, struct err *e)
+{
+    if (fallocate(p->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, (off_t)p->len))
+        return err_set(e, errno, "giving back the KV pool's memory: %s", strerror(errno));
+    return 0;
+}
+
+int xfer_pool_refill(struct xfer_pool *p, struct err *e)
+{
+    return fill(p->fd, p->base, p->len, e);
+}
+
 void xfer_pool_free(struct xfer_pool *p)
 {
     if (p->base)

@@ -58,6 +58,10 @@ struct xfer_pool {
  * against resizing. */
 int xfer_pool_new(struct xfer_pool *p, size_t len, struct err *e) MUST_CHECK;
 void xfer_pool_free(struct xfer_pool *p);
+/* Gives the memory back, addresses and descriptor stay (what is read then is zero); takes it again.
+ */
+int xfer_pool_release(struct xfer_pool *p, struct err *e) MUST_CHECK;
+int xfer_pool_refill(struct xfer_pool *p, struct err *e) MUST_CHECK;
 
 struct xfer_cfg {
     const char *host; /* numeric address to listen on, also what peers call this worker */
