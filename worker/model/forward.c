@@ -348,7 +348,7 @@ int model_forward(const struct model *m, struct model_work *w, void *kv_pool,
     if (w->m != m || (uintptr_t)kv_pool % 64)
         return err_set(e, EINVAL,
                        "the work belongs to another model, or the KV pool is not aligned");
-    int rc = work_check(w, b, e);
+    int rc = model_batch_check(w, b, e);
     if (rc < 0)
         return rc;
     w->kv_pool = kv_pool;

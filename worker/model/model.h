@@ -214,6 +214,9 @@ uint64_t model_work_bytes(const struct model_work *w); /* memory that it holds *
 int model_forward(const struct model *m, struct model_work *w, void *kv_pool,
                   const struct model_batch *b, struct err *e) MUST_CHECK;
 uint32_t model_batch_outputs(const struct model_batch *b); /* rows of logits that it will write */
+/* Whether model_forward would take the batch. */
+int model_batch_check(const struct model_work *w, const struct model_batch *b,
+                      struct err *e) MUST_CHECK;
 
 /* What a pipeline's stages have waited: busy_ns of all stages (known to the first), against
  * step_ns x stages. The bubble is what is left. */

@@ -255,7 +255,7 @@ uint32_t model_batch_outputs(const struct model_batch *b)
     return n;
 }
 
-int work_check(const struct model_work *w, const struct model_batch *b, struct err *e)
+int model_batch_check(const struct model_work *w, const struct model_batch *b, struct err *e)
 {
     uint64_t rows = 0;
     for (uint32_t i = 0; i < b->n_segments; i++) {

@@ -95,8 +95,7 @@ struct model_work {
     struct err err;
 };
 
-/* Whether the batch can be run; and the layout of its rows, outputs and attention units. */
-int work_check(const struct model_work *w, const struct model_batch *b, struct err *e) MUST_CHECK;
+/* The layout of rows, outputs and attention units of a batch that was checked. */
 void work_lay_out(struct model_work *w, const struct model_batch *b);
 
 /* stage.c: a batch through the stages of the pipeline, or through the only one */

@@ -1,0 +1,309 @@
+#include "worker/layout/group.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+/* A plan is broadcast as one block of FIRST_BYTES, that begins with the size of all, and what does
+ * not fit into it. Words are the machine's. */
+#define FIRST_BYTES 2048u
+#define PLAN_MAX    (64u << 20)
+
+enum command {
+    COMMAND_FORWARD = 1, /* n_segments, then of each: n_tokens, start, n_blocks, logits_from,
+                            tokens, blocks */
+    COMMAND_COPY,        /* from, to */
+    COMMAND_REPORT,
+    COMMAND_STOP,
+};
+
+struct words {
+    uint32_t *data; /* data[0]: bytes of all */
+    size_t n, cap;
+};
+
+struct group {
+    struct group_config c;
+    struct comm *tensor, *pipeline;
+    struct model_work *work;
+    struct words plan;
+    struct model_segment *segments; /* of a follower's step */
+    uint32_t cap_segments;
+    bool stopped;
+};
+
+static uint32_t *grow(struct words *w, size_t n)
+{
+    if (w->n + n > w->cap) {
+        w->cap = 2 * (w->n + n) + FIRST_BYTES / 4;
+        w->data = xrealloc(w->data, w->cap * sizeof *w->data);
+    }
+    w->n += n;
+    return w->data + w->n - n;
+}
+
+static void put(struct words *w, uint32_t v)
+{
+    *grow(w, 1) = v;
+}
+
+static void put_all(struct words *w, const uint32_t *v, uint32_t n)
+{
+    uint32_t *to = grow(w, n);
+    if (n)
+        memcpy(to, v, n * sizeof *v);
+}
+
+static void clear(struct words *w)
+{
+    w->n = 0;
+    put(w, 0);
+}
+
+int group_new(const struct group_config *c, struct group **out, struct err *e)
+{
+    struct group *g = xcalloc(1, sizeof *g);
+    struct model_shard shard = model_layout_shard(&c->layout, c->rank);
+    uint32_t ranks = model_layout_ranks(&c->layout);
+    int rc = 0;
+    g->c = *c;
+    clear(&g->plan);
+    if (c->world && comm_ranks(c->world) != ranks)
+        rc = err_set(e, EINVAL, "a layout of %u ranks for a group of %u", ranks,
+                     comm_ranks(c->world));
+    else if (ranks > 1 && !c->world)
+        rc = err_set(e, EINVAL, "a layout of %u ranks needs a group", ranks);
+    if (!rc && ranks > 1) {
+        rc = comm_split(c->world, c->rank / c->layout.tensor, &g->tensor, e);
+        rc = rc ? rc
+                : comm_split(c->world,
+                             shard.tensor_rank + c->rank / (c->layout.tensor * c->layout.pipeline) *
+                                                     c->layout.tensor,
+                             &g->pipeline, e);
+    }
+    g->c.work.group = (struct model_group){g->tensor, g->pipeline};
+    rc = rc ? rc : model_work_new(c->model, &g->c.work, &g->work, e);
+    if (rc) {
+        group_free(g);
+        return rc;
+    }
+    *out = g;
+    return 0;
+}
+
+void group_free(struct group *g)
+{
+    if (!g)
+        return;
+    model_work_free(g->work);
+    free(g->plan.data);
+    free(g->segments);
+    free(g);
+}
+
+uint32_t group_ranks(const struct group *g)
+{
+    return g->c.world ? comm_ranks(g->c.world) : 1;
+}
+
+const struct model_work *group_work(const struct group *g)
+{
+    return g->work;
+}
+
+/* ---- rank 0 ---- */
+
+static int send_plan(struct group *g, struct err *e)
+{
+    struct words *w = &g->plan;
+    size_t bytes = w->n * sizeof *w->data;
+    if (bytes > PLAN_MAX)
+        return err_set(e, EINVAL, "a step plan of %zu bytes", bytes);
+    if (bytes < FIRST_BYTES)
+        memset(grow(w, FIRST_BYTES / 4 - w->n), 0, FIRST_BYTES - bytes);
+    w->data[0] = (uint32_t)bytes;
+    int rc = comm_broadcast(g->c.world, 0, w->data, FIRST_BYTES, e);
+    if (!rc && bytes > FIRST_BYTES)
+        rc =
+            comm_broadcast(g->c.world, 0, (uint8_t *)w->data + FIRST_BYTES, bytes - FIRST_BYTES, e);
+    clear(w);
+    return rc;
+}
+
+static void plan_forward(struct words *w, const struct model_batch *b)
+{
+    put(w, COMMAND_FORWARD);
+    put(w, b->n_segments);
+    for (uint32_t i = 0; i < b->n_segments; i++) {
+        const struct model_segment *s = &b->segments[i];
+        put_all(w, (const uint32_t[]){s->n_tokens, s->start, s->n_blocks, s->logits_from}, 4);
+        put_all(w, s->tokens, s->n_tokens);
+        put_all(w, s->blocks, s->n_blocks);
+    }
+}
+
+int group_forward(struct group *g, const struct model_batch *b, struct err *e)
+{
+    if (group_ranks(g) == 1)
+        return model_forward(g->c.model, g->work, g->c.pool, b, e);
+    int rc = model_batch_check(g->work, b, e); /* the others would refuse it too */
+    if (rc)
+        return rc;
+    plan_forward(&g->plan, b);
+    rc = send_plan(g, e);
+    return rc ? rc : model_forward(g->c.model, g->work, g->c.pool, b, e);
+}
+
+static void copy_block(struct group *g, uint32_t from, uint32_t to)
+{
+    size_t n = model_work_kv(g->work)->block_bytes;
+    memcpy((uint8_t *)g->c.pool + to * n, (uint8_t *)g->c.pool + from * n, n);
+}
+
+void group_copy(struct group *g, uint32_t from, uint32_t to)
+{
+    copy_block(g, from, to);
+    if (group_ranks(g) > 1)
+        put_all(&g->plan, (const uint32_t[]){COMMAND_COPY, from, to}, 3);
+}
+
+int group_stop(struct group *g, struct err *e)
+{
+    if (group_ranks(g) == 1 || g->stopped)
+        return 0;
+    g->stopped = true;
+    put(&g->plan, COMMAND_STOP);
+    return send_plan(g, e);
+}
+
+/* ---- reports ---- */
+
+static void report(const struct group *g, struct group_report *r)
+{
+    const struct model_shard *s = model_shard_of(g->c.model);
+    *r = (struct group_report){.rank = g->c.rank,
+                               .tensor_rank = s->tensor_rank,
+                               .stage = s->stage,
+                               .pid = getpid(),
+                               .weight_bytes = model_weight_bytes(g->c.model),
+                               .kv_block_bytes = model_work_kv(g->work)->block_bytes};
+    if (g->tensor)
+        comm_stats(g->tensor, &r->tensor);
+    if (g->pipeline)
+        comm_stats(g->pipeline, &r->pipeline);
+    if (g->c.world)
+        comm_stats(g->c.world, &r->world);
+    model_work_stats(g->work, &r->work);
+}
+
+int group_reports(struct group *g, struct group_report *all, struct err *e)
+{
+    struct group_report mine;
+    report(g, &mine);
+    if (group_ranks(g) == 1) {
+        all[0] = mine;
+        return 0;
+    }
+    put(&g->plan, COMMAND_REPORT);
+    int rc = send_plan(g, e);
+    return rc ? rc : comm_all_gather(g->c.world, &mine, sizeof mine, all, e);
+}
+
+static int give_report(const struct group *g, struct err *e)
+{
+    struct group_report mine, *all = xcalloc(group_ranks(g), sizeof *all);
+    report(g, &mine);
+    int rc = comm_all_gather(g->c.world, &mine, sizeof mine, all, e);
+    free(all);
+    return rc;
+}
+
+/* ---- followers ---- */
+
+static int recv_plan(struct group *g, struct err *e)
+{
+    struct words *w = &g->plan;
+    w->n = 0;
+    grow(w, FIRST_BYTES / 4);
+    int rc = comm_broadcast(g->c.world, 0, w->data, FIRST_BYTES, e);
+    if (rc)
+        return rc;
+    uint32_t bytes = w->data[0];
+    if (bytes % 4 || bytes < 4 || bytes > PLAN_MAX)
+        return err_set(e, EPROTO, "a step plan of %u bytes from rank 0", bytes);
+    w->n = bytes / 4;
+    if (bytes <= FIRST_BYTES)
+        return 0;
+    grow(w, 0);
+    return comm_broadcast(g->c.world, 0, (uint8_t *)w->data + FIRST_BYTES, bytes - FIRST_BYTES, e);
+}
+
+/* The next n words of the plan; NULL when it has no more. */
+static const uint32_t *take(const struct words *w, size_t *at, size_t n)
+{
+    const uint32_t *p = w->data + *at;
+    if (n > w->n - *at)
+        return NULL;
+    *at += n;
+    return p;
+}
+
+static bool take_segment(const struct words *w, size_t *at, struct model_segment *s)
+{
+    const uint32_t *head = take(w, at, 4);
+    if (!head)
+        return false;
+    *s = (struct model_segment){
+        .n_tokens = head[0], .start = head[1], .n_blocks = head[2], .logits_from = head[3]};
+    s->tokens = take(w, at, s->n_tokens);
+    s->blocks = take(w, at, s->n_blocks);
+    return s->tokens && s->blocks;
+}
+
+static int follow_forward(struct group *g, size_t *at, struct err *e)
+{
+    const uint32_t *n = take(&g->plan, at, 1);
+    if (!n || *n > g->c.work.max_rows)
+        return err_set(e, EPROTO, "a step of too many sequences from rank 0");
+    if (*n > g->cap_segments) {
+        g->cap_segments = *n;
+        g->segments = xrealloc(g->segments, *n * sizeof *g->segments);
+    }
+    for (uint32_t i = 0; i < *n; i++)
+        if (!take_segment(&g->plan, at, &g->segments[i]))
+            return err_set(e, EPROTO, "a step plan from rank 0 that ends too early");
+    struct model_batch b = {
+        .segments = g->segments, .n_segments = *n, .logits_rows = g->c.work.max_rows};
+    return model_forward(g->c.model, g->work, g->c.pool, &b, e);
+}
+
+static int obey(struct group *g, size_t *at, bool *stop, struct err *e)
+{
+    const uint32_t *p = take(&g->plan, at, 1);
+    switch (p ? *p : 0) {
+    case COMMAND_FORWARD: return follow_forward(g, at, e);
+    case COMMAND_COPY:
+        p = take(&g->plan, at, 2);
+        if (!p || p[0] >= g->c.work.pool_blocks || p[1] >= g->c.work.pool_blocks)
+            return err_set(e, EPROTO, "a copy of no block from rank 0");
+        copy_block(g, p[0], p[1]);
+        return 0;
+    case COMMAND_REPORT: return give_report(g, e);
+    case COMMAND_STOP: *stop = true; return 0;
+    }
+    return err_set(e, EPROTO, "an unknown command from rank 0");
+}
+
+int group_follow(struct group *g, struct err *e)
+{
+    bool stop = false;
+    int rc = 0;
+    while (!rc && !stop) {
+        rc = recv_plan(g, e);
+        for (size_t at = 1; !rc && at < g->plan.n;)
+            rc = obey(g, &at, &stop, e);
+    }
+    if (rc && rc != -EPIPE)
+        comm_fail(g->c.world, e->msg);
+    return rc;
+}

@@ -1,0 +1,50 @@
+/* group.h: the ranks of one model instance as one model (DESIGN.md §5). Rank 0 decides what is
+ * computed and broadcasts it as a list of commands, the step plan; the others follow. Block numbers
+ * are the same on every rank: each keeps its layers and heads of a block in its own pool.
+ *
+ *   rank 0: group_forward, group_copy, …, group_stop      others: group_follow until that
+ *
+ * With one rank this is model_forward and nothing more.
+ *
+ * Threads: one, the engine's. The communicator `world` and the model outlive the group. Errors:
+ * those of model_forward; -EPIPE when the group has failed, which is final.
+ */
+#pragma once
+#include "worker/comm/comm.h"
+#include "worker/model/shard.h"
+
+struct group;
+
+struct group_config {
+    const struct model *model; /* this rank's part */
+    struct model_layout layout;
+    uint32_t rank;
+    struct comm *world;             /* NULL: one rank */
+    struct model_work_options work; /* .group is set by group_new */
+    void *pool;                     /* this rank's KV, work.pool_blocks of its part's block_bytes */
+};
+
+int group_new(const struct group_config *c, struct group **out, struct err *e) MUST_CHECK;
+void group_free(struct group *g);
+uint32_t group_ranks(const struct group *g);
+const struct model_work *group_work(const struct group *g);
+
+/* ---- rank 0 ---- */
+int group_forward(struct group *g, const struct model_batch *b, struct err *e) MUST_CHECK;
+/* A block's content on every rank; the others do it before their next step. */
+void group_copy(struct group *g, uint32_t from, uint32_t to);
+int group_stop(struct group *g, struct err *e) MUST_CHECK;
+
+struct group_report { /* of one rank */
+    uint32_t rank, tensor_rank, stage, reserved;
+    int64_t pid;
+    uint64_t weight_bytes, kv_block_bytes;
+    struct comm_stats tensor, pipeline, world;
+    struct model_work_stats work;
+};
+/* all: [group_ranks()] */
+int group_reports(struct group *g, struct group_report *all, struct err *e) MUST_CHECK;
+
+/* ---- the others ---- */
+/* Obeys until rank 0 stops the group: 0. */
+int group_follow(struct group *g, struct err *e) MUST_CHECK;

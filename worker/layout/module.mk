@@ -1,0 +1,2 @@
+MODULES += worker/layout
+worker/layout_DEPS := worker/model worker/comm lib/base
