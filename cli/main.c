@@ -1,5 +1,6 @@
 /* baton: the command line. One file a verb; this one only finds it. */
 #include "cli/plan.h"
+#include "cli/target.h"
 #include "cli/verbs.h"
 #include "lib/base/conf.h"
 #include "lib/base/log.h"
@@ -17,15 +18,22 @@ static const struct verb verbs[] = {
     {"down", "end it; no process is left", down_main},
     {"run", "ask a question: from nothing to a streamed answer", run_main},
     {"status", "a live view of deployments, roles, queues, KV and tokens/s", status_main},
+    {"rollout", "status, history, undo, pause, resume of a deployment's roll-out", rollout_main},
+    {"drain", "take a worker pod or a node's workers out of service, without an error", drain_main},
+    {"explain", "why each role has as many groups as it has; replays recorded decisions",
+     explain_main},
     {"plan", "capacity and layout on paper, each number with its formula", cmd_plan},
     {"score", "log-probabilities of given tokens, by the serving kernels", score_main},
 };
 #define N_VERBS (sizeof verbs / sizeof *verbs)
 
+static const char *called = "baton"; /* or "kubectl baton", by the name it was started as */
+
 static void help(FILE *to)
 {
     fprintf(to, "baton: serves large language models on Kubernetes, prefill and decode apart.\n\n"
-                "usage: baton VERB [options]      baton VERB --help tells more\n\n");
+                "usage: %s VERB [options]      %s VERB --help tells more\n\n",
+            called, called);
     for (size_t i = 0; i < N_VERBS; i++)
         fprintf(to, "  %-8s %s\n", verbs[i].name, verbs[i].summary);
     fprintf(to, "\nThe shortest way to an answer:  baton run \"What is the capital of France?\"\n");
@@ -34,6 +42,11 @@ static void help(FILE *to)
 int main(int argc, char **argv)
 {
     const char *name = argc > 1 ? argv[1] : "--help";
+    const char *slash = argc ? strrchr(argv[0], '/') : NULL, *self = slash ? slash + 1 : argv[0];
+    if (strncmp(self, "kubectl-", 8) == 0) {
+        called = "kubectl baton";
+        target_as_plugin();
+    }
     signal(SIGPIPE, SIG_IGN);
     log_init("baton", "text", LOG_WARN);
     if (strcmp(name, "--version") == 0) {

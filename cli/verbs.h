@@ -6,4 +6,7 @@ int up_main(int argc, char **argv);
 int down_main(int argc, char **argv);
 int run_main(int argc, char **argv);
 int status_main(int argc, char **argv);
+int rollout_main(int argc, char **argv);
+int drain_main(int argc, char **argv);
+int explain_main(int argc, char **argv);
 int score_main(int argc, char **argv);
