@@ -31,8 +31,9 @@ static const char *called = "baton"; /* or "kubectl baton", by the name it was s
 
 static void help(FILE *to)
 {
-    fprintf(to, "baton: serves large language models on Kubernetes, prefill and decode apart.\n\n"
-                "usage: %s VERB [options]      %s VERB --help tells more\n\n",
+    fprintf(to,
+            "baton: serves large language models on Kubernetes, prefill and decode apart.\n\n"
+            "usage: %s VERB [options]      %s VERB --help tells more\n\n",
             called, called);
     for (size_t i = 0; i < N_VERBS; i++)
         fprintf(to, "  %-8s %s\n", verbs[i].name, verbs[i].summary);
