@@ -167,16 +167,20 @@ static json_t *worker_state(const struct worker *w, uint64_t now)
     return o;
 }
 
-static json_t *deployment_state(const struct deployment *d, uint64_t now)
+static json_t *deployment_state(const struct router *r, const struct deployment *d, uint64_t now)
 {
+    uint64_t held_tokens = 0;
+    unsigned held = held_requests(r, d, &held_tokens);
     json_t *workers = json_array();
     for (size_t i = 0; i < d->n_workers; i++)
         if (d->worker[i])
             json_array_append_new(workers, worker_state(d->worker[i], now));
-    return json_pack("{s:s, s:s, s:s, s:b, s:s, s:I, s:I, s:o}", "infd", d->infd, "namespace",
-                     d->namespace, "model", d->model_name, "ready", d->model != NULL, "error",
-                     d->model_error, "index_blocks", (json_int_t)index_names(d->index),
-                     "index_left_out", (json_int_t)index_left_out(d->index), "workers", workers);
+    return json_pack("{s:s, s:s, s:s, s:b, s:s, s:I, s:I, s:I, s:f, s:o}", "infd", d->infd,
+                     "namespace", d->namespace, "model", d->model_name, "ready", d->model != NULL,
+                     "error", d->model_error, "index_blocks", (json_int_t)index_names(d->index),
+                     "index_left_out", (json_int_t)index_left_out(d->index), "held_requests",
+                     (json_int_t)held, "arrival_tokens_per_s", d->arrival_tokens_per_s, "workers",
+                     workers);
 }
 
 static json_t *exchange_state(const struct exchange *x, uint64_t now)
@@ -196,7 +200,7 @@ int router_state(void *ctx, struct buf *out)
     conn_pool_stats(r->pool, &s);
     json_t *deployments = json_array(), *requests = json_array();
     for (const struct deployment *d = fleet_first(r->fleet); d; d = d->next)
-        json_array_append_new(deployments, deployment_state(d, now));
+        json_array_append_new(deployments, deployment_state(r, d, now));
     size_t n = 0;
     for (const struct exchange *x = r->exchanges; x && n < 1000; x = x->next, n++)
         json_array_append_new(requests, exchange_state(x, now));
