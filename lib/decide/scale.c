@@ -244,11 +244,8 @@ static void go_up(const struct scale_input *in, const struct scale_sums *s,
                    what(in), m->trough, in->current);
         return;
     }
-    /* The failure that the guard keeps away: doubling while what was asked for is still pending. */
-    int32_t to =
-        GUARD(scale_pending) ? m->trough : clamp(in, in->current + m->trough - (int32_t)s->live);
-    say(out, SCALE_UP, to);
-    scale_note(out, "%s need %d groups%s; %d are asked for", what(in), to,
+    say(out, SCALE_UP, m->trough);
+    scale_note(out, "%s need %d groups%s; %d are asked for", what(in), m->trough,
                out->load > in->max ? " or more than bounds.max" : "", in->current);
     if (m->arrival_slope > 0 && in->lead_s > 0 && in->role != REC_DECODE &&
         in->source != SCALE_FROM_QUERY)
@@ -347,7 +344,11 @@ void scale_decide(const struct scale_input *in, struct scale_memory *m, uint64_t
         hold(in, m, SCALE_UNMEASURED, "nothing was measured yet that would tell the need", out);
         return;
     }
-    remember(in, m, now_ns, out->need_up, out->need_down);
+    /* What is pending counts, since the need is compared with the number asked for; compared with
+     * what is live, each look would ask for the same groups again. */
+    int32_t up = GUARD(scale_pending) ? out->need_up
+                                      : clamp(in, in->current + out->need_up - (int32_t)s.live);
+    remember(in, m, now_ns, up, out->need_down);
     if (in->current == 0 && out->need_up > 0) {
         say(out, SCALE_WAKE, out->need_up);
         scale_note(out,
