@@ -13,7 +13,7 @@
 #define IDLE_MS      10000
 #define TELL_NS      (15 * NS_PER_S)
 #define RETRY_MIN_NS (2 * NS_PER_S)
-#define RETRY_MAX_NS (300 * NS_PER_S)
+#define RETRY_MAX_NS (60 * NS_PER_S)
 
 static const char *or_empty(const char *s)
 {
@@ -107,6 +107,11 @@ static void tell_progress(struct model_fetch *f)
 
 /* ---- fetches ---- */
 
+static const char *token_key(const struct kube_infd *d)
+{
+    return d->model_secret_key ? d->model_secret_key : "token";
+}
+
 static struct model_fetch *find_fetch(const struct models *m, const char *key)
 {
     struct model_fetch *f;
@@ -147,12 +152,21 @@ static void count_bytes(const struct fetch_progress *p)
     metric_add(metric_series(family, "source"), (double)p->from_source);
 }
 
-static void fail(struct model_fetch *f, const struct err *e, bool permanent)
+static void forget_token(struct model_fetch *f)
+{
+    const struct kube_infd *d = *f->infd ? kube_cache_get(f->m->infds, f->ns, f->infd) : NULL;
+    if (d && d->model_secret_name)
+        secrets_forget(f->m->secrets, f->ns, d->model_secret_name, token_key(d));
+}
+
+static void fail(struct model_fetch *f, const struct err *e)
 {
     struct launcher *l, *next;
     uint64_t wait = RETRY_MIN_NS;
-    for (unsigned i = 0; i < f->failures + (permanent ? 2 : 0) && wait < RETRY_MAX_NS; i++)
+    for (unsigned i = 0; i < f->failures && wait < RETRY_MAX_NS; i++)
         wait *= 2;
+    if (e->code == EACCES)
+        forget_token(f);
     f->failures++;
     f->failed = true;
     f->why = *e;
@@ -178,7 +192,7 @@ static void finished(struct model_fetch *f, struct store_entry *e)
     if (store_complete(m->store, e, fetch_set(f->fetch), &err)) {
         fetch_free(f->fetch);
         f->fetch = NULL;
-        fail(f, &err, false);
+        fail(f, &err);
         return;
     }
     log_info("model fetched", LS("source", f->source), LI("bytes", e->bytes),
@@ -221,7 +235,7 @@ static void look(struct model_fetch *f)
     fetch_free(f->fetch);
     f->fetch = NULL;
     struct err why = f->seen.err;
-    fail(f, &why, f->seen.permanent);
+    fail(f, &why);
 }
 
 /* ---- peers ---- */
@@ -289,7 +303,7 @@ static void start(struct model_fetch *f, const struct peers *p, const char *toke
     struct store_entry *e;
     struct err err;
     if (store_begin(m->store, f->key, f->source, f->endpoint, f->sha256, &e, &err)) {
-        fail(f, &err, false);
+        fail(f, &err);
         return;
     }
     CLEANUP(free_charp) char *dir = store_folder(m->store, e);
@@ -311,7 +325,7 @@ static void start(struct model_fetch *f, const struct peers *p, const char *toke
     f->seen = (struct fetch_progress){0};
     f->started_ns = clock_mono_ns();
     if (fetch_start(&c, &f->fetch, &err)) {
-        fail(f, &err, false);
+        fail(f, &err);
         return;
     }
     e->users++;
@@ -328,15 +342,14 @@ static void begin(struct model_fetch *f)
     if (f->fetch || (f->failed && clock_mono_ns() < f->retry_at_ns))
         return;
     if (d && d->model_secret_name) {
-        enum secret_state s = secrets_get(m->secrets, f->ns, d->model_secret_name,
-                                          d->model_secret_key ? d->model_secret_key : "token",
+        enum secret_state s = secrets_get(m->secrets, f->ns, d->model_secret_name, token_key(d),
                                           SECRET_AGE_NS, &token, &why);
         if (s == SECRET_ASKING)
             return;
         if (s == SECRET_ABSENT) {
             struct err e;
             err_set(&e, EACCES, "the token for %.200s is missing: %s", f->source, why);
-            fail(f, &e, true);
+            fail(f, &e);
             return;
         }
     }

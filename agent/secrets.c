@@ -130,6 +130,15 @@ static struct secret *find(struct secrets *s, const char *ns, const char *name, 
     return x;
 }
 
+void secrets_forget(struct secrets *s, const char *ns, const char *name, const char *key)
+{
+    struct secret *x = find(s, ns, name, key);
+    if (x && !x->asking) {
+        x->here = false;
+        x->at_ns = 0;
+    }
+}
+
 enum secret_state secrets_get(struct secrets *s, const char *ns, const char *name, const char *key,
                               uint64_t max_age_ns, const char **value, const char **why)
 {

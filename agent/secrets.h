@@ -15,5 +15,7 @@ enum secret_state {
 };
 /* *value (valid until the loop turns) with white space at its end cut off. An answer older than
  * max_age_ns is asked for again (the old one counts meanwhile). */
+/* The answer may be out of date (it was refused): the next secrets_get waits for a new one. */
+void secrets_forget(struct secrets *s, const char *ns, const char *name, const char *key);
 enum secret_state secrets_get(struct secrets *s, const char *ns, const char *name, const char *key,
                               uint64_t max_age_ns, const char **value, const char **why);
