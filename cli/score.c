@@ -8,9 +8,13 @@
 
 static const char help[] =
     "baton score: log-probabilities of given tokens, computed by the serving kernels.\n\n"
-    "usage: baton score --model FILE --ids 1,2,3\n\n"
-    "  --model FILE   GGUF file\n"
-    "  --ids LIST     token ids separated by commas\n\n"
+    "usage: baton score --model PATH --ids 1,2,3 [--tp N] [--pp N] [--ep N] [--stats]\n\n"
+    "  --model PATH   GGUF file, or folder of a Hugging Face model\n"
+    "  --ids LIST     token ids separated by commas\n"
+    "  --tp N         tensor-parallel ranks, each a process\n"
+    "  --pp N         pipeline stages\n"
+    "  --ep N         ranks that experts are dealt over (1, or as --tp)\n"
+    "  --stats        also ranks: pids, weight bytes, collectives\n\n"
     "Prints JSON: entry i has id = ids[i], logprob = log P(ids[i] | ids[0..i-1]) (null at 0) and "
     "top = the best 5 at i as\n"
     "[[id, logprob], …]. It equals /v1/completions with echo, max_tokens 0 and logprobs 5, bit for "

@@ -1,7 +1,7 @@
 #include "worker/modes.h"
 
 #include "worker/digest.h"
-#include "worker/model/score.h"
+#include "worker/model/shard.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -10,21 +10,67 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* The image has one form for all instruction sets; what the kernels read of it is named for the
- * agent's key. */
+/* The image has one form for all instruction sets; what the kernels read of it, and of which part
+ * of the model, is named for the agent's key. */
 #define IMAGE_LAYOUT "rows16"
 
-static void print_plan(const struct model_config *c, const struct budget *b, uint64_t weights)
+static struct model_shard shard_of(const struct options *o, uint32_t rank)
 {
-    printf("{\"weights_bytes\":%llu,\"kv_bytes\":%llu,\"other_bytes\":%llu,\"isa\":\"x86\","
-           "\"layout\":\"%s\","
-           "\"kv_block_bytes\":%llu,\"block_tokens\":%u,\"context_tokens\":%u,\"layers\":%u,\"kv_"
-           "heads\":%u,"
-           "\"head_dim\":%u,\"vocab\":%u,\"parameters\":%llu}\n",
+    struct model_layout l = options_layout(o);
+    return model_layout_shard(&l, rank);
+}
+
+static void print_layout(const struct model_shard *s)
+{
+    printf("\"" IMAGE_LAYOUT);
+    if (s->tensor > 1)
+        printf("-tp%uof%u", s->tensor_rank, s->tensor);
+    if (s->pipeline > 1)
+        printf("-pp%uof%u", s->stage, s->pipeline);
+    if (s->expert > 1)
+        printf("-ep%uof%u", s->expert_rank, s->expert);
+    printf("\"");
+}
+
+/* Ranks of this rank's pod, each with its image. */
+static int print_ranks(const struct options *o, const char *path, uint64_t *sum, struct err *e)
+{
+    struct model_layout l = options_layout(o);
+    uint32_t n = model_layout_ranks(&l) / (uint32_t)o->pods, first = (uint32_t)o->rank / n * n;
+    *sum = 0;
+    printf("{\"ranks\":[");
+    for (uint32_t r = first; r < first + n; r++) {
+        struct model_shard s = shard_of(o, r);
+        uint64_t bytes;
+        int rc = model_shard_bytes(path, o->isa, &s, &bytes, e);
+        if (rc)
+            return rc;
+        printf("%s{\"rank\":%u,\"weights_bytes\":%llu,\"layout\":", r > first ? "," : "", r,
+               (unsigned long long)bytes);
+        print_layout(&s);
+        printf("}");
+        *sum += bytes;
+    }
+    printf("],");
+    return 0;
+}
+
+static void print_plan(const struct options *o, const struct model_config *c,
+                       const struct budget *b, uint64_t weights)
+{
+    struct model_shard s = shard_of(o, (uint32_t)o->rank);
+    char waste[160];
+    printf("\"weights_bytes\":%llu,\"kv_bytes\":%llu,\"other_bytes\":%llu,\"isa\":\"x86\","
+           "\"layout\":",
            (unsigned long long)weights, (unsigned long long)b->kv_bytes,
-           (unsigned long long)b->other_bytes, IMAGE_LAYOUT, (unsigned long long)b->kv.block_bytes,
-           b->kv.block_tokens, b->context, c->n_layers, c->n_kv_heads, c->head_dim, c->vocab,
-           (unsigned long long)c->n_params);
+           (unsigned long long)b->other_bytes);
+    print_layout(&s);
+    if (model_shard_wastes(c, &s, waste, sizeof waste))
+        printf(",\"warning\":\"%s\"", waste);
+    printf(",\"kv_block_bytes\":%llu,\"block_tokens\":%u,\"context_tokens\":%u,\"layers\":%u,"
+           "\"kv_heads\":%u,\"head_dim\":%u,\"vocab\":%u,\"parameters\":%llu}\n",
+           (unsigned long long)b->pod_block_bytes, b->kv.block_tokens, b->context, c->n_layers,
+           c->n_kv_heads, c->head_dim, c->vocab, (unsigned long long)c->n_params);
 }
 
 int mode_plan(const struct options *o, struct err *e)
@@ -35,10 +81,10 @@ int mode_plan(const struct options *o, struct err *e)
     uint64_t weights;
     int rc = options_model_path(o, &path, e);
     rc = rc ? rc : model_config_read(path, &c, e);
-    rc = rc ? rc : model_image_bytes(path, o->isa, &weights, e);
     rc = rc ? rc : options_budget(o, &c, true, &b, e);
+    rc = rc ? rc : print_ranks(o, path, &weights, e);
     if (!rc)
-        print_plan(&c, &b, weights);
+        print_plan(o, &c, &b, weights);
     return rc;
 }
 
@@ -47,7 +93,8 @@ static int fill_fd(const char *path, const struct options *o, struct err *e)
     int fd = (int)o->weights_fd;
     uint64_t bytes;
     struct stat st;
-    int rc = model_image_bytes(path, o->isa, &bytes, e);
+    struct model_shard s = shard_of(o, (uint32_t)o->rank);
+    int rc = model_shard_bytes(path, o->isa, &s, &bytes, e);
     if (rc)
         return rc;
     if (fstat(fd, &st))
@@ -58,7 +105,7 @@ static int fill_fd(const char *path, const struct options *o, struct err *e)
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (p == MAP_FAILED)
         return err_set(e, errno, "can't map the weights' shared memory: %s", strerror(errno));
-    rc = model_image_fill(path, o->isa, p, bytes, e);
+    rc = model_shard_fill(path, o->isa, &s, p, bytes, e);
     if (!rc)
         printf("{\"checksum\":\"%016llx\"}\n", (unsigned long long)model_image_checksum(p));
     munmap(p, bytes);
@@ -73,63 +120,4 @@ int mode_fill(const struct options *o, struct err *e)
     int rc = options_model_path(o, &path, e);
     rc = rc ? rc : digest_check(path, o->sha256, e);
     return rc ? rc : fill_fd(path, o, e);
-}
-
-static int parse_ids(const char *text, uint32_t **out, uint32_t *n_out, struct err *e)
-{
-    struct str head, rest = str_trim(str_c(text));
-    uint32_t *ids = xmalloc((rest.n + 1) * sizeof *ids), n = 0;
-    while (rest.n) {
-        uint64_t v;
-        rest = str_cut(rest, ',', &head);
-        if (str_to_u64(str_trim(head), 0, UINT32_MAX, &v)) {
-            free(ids);
-            return err_set(e, EINVAL, "--ids takes token ids such as 1,2,3, not \"" STR_FMT "\"",
-                           STR_ARG(head));
-        }
-        ids[n++] = (uint32_t)v;
-    }
-    if (!n) {
-        free(ids);
-        return err_set(e, EINVAL, "--score needs --ids 1,2,3");
-    }
-    *out = ids;
-    *n_out = n;
-    return 0;
-}
-
-static void print_scores(const struct score_entry *s, uint32_t n)
-{
-    printf("[");
-    for (uint32_t i = 0; i < n; i++) {
-        printf("%s\n{\"id\":%u,\"logprob\":", i ? "," : "", s[i].id);
-        printf(i ? "%.9g" : "null", (double)s[i].logprob);
-        printf(",\"top\":[");
-        for (uint32_t k = 0; k < s[i].n_top; k++)
-            printf("%s[%u,%.9g]", k ? "," : "", s[i].top[k].id, (double)s[i].top[k].logprob);
-        printf("]}");
-    }
-    printf("\n]\n");
-}
-
-int mode_score(const struct options *o, struct err *e)
-{
-    CLEANUP(free_charp) char *path = NULL;
-    uint32_t *ids = NULL, n = 0;
-    struct model *m = NULL;
-    struct score_entry *out = NULL;
-    int rc = options_model_path(o, &path, e);
-    rc = rc ? rc : digest_check(path, o->sha256, e);
-    rc = rc ? rc : parse_ids(o->ids, &ids, &n, e);
-    rc = rc ? rc : model_load(path, o->isa, &m, e);
-    if (!rc) {
-        out = xcalloc(n, sizeof *out);
-        rc = score_ids(m, options_threads(o), ids, n, out, e);
-    }
-    if (!rc)
-        print_scores(out, n);
-    free(out);
-    free(ids);
-    model_free(m);
-    return rc;
 }

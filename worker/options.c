@@ -68,6 +68,13 @@ static const struct conf_opt opts[] = {
      "memory limit; 0: none", "N"},
     {"--tp", "BATON_TP", CONF_U64, O(tp), "1", 1, 64, "tensor-parallel ranks", "N"},
     {"--pp", "BATON_PP", CONF_U64, O(pp), "1", 1, 64, "pipeline stages", "N"},
+    {"--ep", "BATON_EP", CONF_U64, O(ep), "1", 1, 64, "ranks that experts are dealt over", "N"},
+    {"--dp", "BATON_DP", CONF_U64, O(dp), "1", 1, 64, "data-parallel ranks of attention", "N"},
+    {"--pods", "BATON_PODS", CONF_U64, O(pods), "1", 1, 64, "pods of the group", "N"},
+    {"--rank", "BATON_RANK", CONF_U64, O(rank), "0", 0, 63, "whose weights --plan and --fill mean",
+     "N"},
+    {"--stats", NULL, CONF_BOOL, O(stats), "false", 0, 0,
+     "with --score: also ranks, their weights and collectives", NULL},
     {"--launcher-fd", "BATON_LAUNCHER_FD", CONF_U64, O(launcher_fd), "0", 0, 1 << 20,
      "socket to the launcher; 0: stand-alone", "FD"},
     {"--weights-fd", "BATON_WEIGHTS_FD", CONF_U64, O(weights_fd), "0", 0, 1 << 20,
@@ -93,13 +100,31 @@ int options_parse(int argc, char **argv, struct options *o, struct err *e)
     if (first < argc)
         return err_set(e, EINVAL, "unexpected argument \"%s\"; see baton-worker --help",
                        argv[first]);
-    if (o->tp != 1 || o->pp != 1)
-        return err_set(e, ENOTSUP,
-                       "tensor parallelism %llu and pipeline %llu: this worker runs as one rank",
-                       (unsigned long long)o->tp, (unsigned long long)o->pp);
+    struct model_layout l = options_layout(o);
+    if ((uint64_t)l.tensor * l.pipeline * l.data > MODEL_RANKS_MAX)
+        return err_set(e, EINVAL, "a layout of %llu ranks: up to %u work",
+                       (unsigned long long)l.tensor * l.pipeline * l.data, MODEL_RANKS_MAX);
+    if (l.data > 1)
+        return err_set(e, ENOTSUP, "data parallelism of %u: this worker runs one batch a group",
+                       l.data);
+    if (l.expert > 1 && l.expert != l.tensor)
+        return err_set(e, ENOTSUP, "experts over %u ranks: over 1 or over all %u tensor ranks",
+                       l.expert, l.tensor);
+    if (model_layout_ranks(&l) % o->pods)
+        return err_set(e, EINVAL, "%u ranks can't be spread over %llu pods", model_layout_ranks(&l),
+                       (unsigned long long)o->pods);
+    if (o->rank >= model_layout_ranks(&l))
+        return err_set(e, EINVAL, "--rank %llu of %u ranks", (unsigned long long)o->rank,
+                       model_layout_ranks(&l));
     if (o->block_tokens % 32)
         return err_set(e, EINVAL, "--block-tokens must be a multiple of 32");
     return 0;
+}
+
+struct model_layout options_layout(const struct options *o)
+{
+    return (struct model_layout){(uint32_t)o->tp, (uint32_t)o->pp, (uint32_t)o->ep,
+                                 (uint32_t)o->dp};
 }
 
 int options_model_path(const struct options *o, char **path, struct err *e)
@@ -196,7 +221,7 @@ static uint64_t other_bytes(const struct options *o, const struct model_config *
 static int pool_bytes(const struct options *o, const struct budget *b, bool least, uint64_t *out,
                       struct err *e)
 {
-    uint64_t block = b->kv.block_bytes, bt = b->kv.block_tokens;
+    uint64_t block = b->pod_block_bytes, bt = b->kv.block_tokens;
     uint64_t context = (b->context + bt - 1) / bt * block;
     uint64_t few = (b->context < 1024 ? b->context + bt - 1 : 1024) / bt * block;
     uint64_t limit = o->memory_limit_bytes / 10 * 9;
@@ -218,22 +243,47 @@ static int pool_bytes(const struct options *o, const struct budget *b, bool leas
     return 0;
 }
 
+/* Bytes of a block at all ranks of this rank's pod. */
+static uint64_t pod_block_bytes(const struct options *o, const struct model_config *m,
+                                const struct budget *b)
+{
+    struct model_layout l = options_layout(o);
+    uint32_t n = model_layout_ranks(&l) / (uint32_t)o->pods, first = (uint32_t)o->rank / n * n;
+    uint64_t sum = 0;
+    for (uint32_t r = first; r < first + n; r++) {
+        struct model_shard s = model_layout_shard(&l, r);
+        struct model_part p;
+        model_part_of(m, &s, &p);
+        sum += (uint64_t)(p.layer1 - p.layer0) * (p.kv1 - p.kv0) * b->kv.halves * b->kv.head_bytes;
+    }
+    return sum ? sum : b->kv.block_bytes;
+}
+
 int options_budget(const struct options *o, const struct model_config *m, bool least,
                    struct budget *out, struct err *e)
 {
     struct budget b = {.context = m->context_tokens};
+    struct model_layout l = options_layout(o);
+    struct model_shard s = model_layout_shard(&l, (uint32_t)o->rank);
+    struct model_part p;
     if (o->max_context && o->max_context < b.context)
         b.context = (uint32_t)o->max_context;
     b.logit_rows = (uint32_t)o->max_running + 16;
-    b.other_bytes = other_bytes(o, m, b.logit_rows);
+    b.other_bytes = other_bytes(o, m, b.logit_rows) * (model_layout_ranks(&l) / o->pods);
     int rc = options_kv_dtype(o, &b.dtype, e);
     rc = rc ? rc : model_kv_init(&b.kv, m, b.dtype, (uint32_t)o->block_tokens, e);
+    rc = rc ? rc : model_shard_check(m, &s, e);
+    if (rc)
+        return rc;
+    model_part_of(m, &s, &p);
+    b.pod_block_bytes = pod_block_bytes(o, m, &b);
+    rc = model_kv_part(&b.part, m, &p, b.dtype, (uint32_t)o->block_tokens, e);
     rc = rc ? rc : pool_bytes(o, &b, least, &b.kv_bytes, e);
     if (rc)
         return rc;
-    uint64_t n = b.kv_bytes / b.kv.block_bytes;
+    uint64_t n = b.kv_bytes / b.pod_block_bytes;
     b.n_blocks = n < 1u << 24 ? (uint32_t)n : 1u << 24;
-    b.kv_bytes = (uint64_t)b.n_blocks * b.kv.block_bytes;
+    b.kv_bytes = (uint64_t)b.n_blocks * b.pod_block_bytes;
     *out = b;
     return 0;
 }

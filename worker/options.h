@@ -3,16 +3,17 @@
  * shared out. */
 #pragma once
 #include "lib/xfer/xfer.h"
-#include "worker/model/model.h"
+#include "worker/model/shard.h"
 
 struct options {
-    bool plan, fill, score;
+    bool plan, fill, score, stats;
     const char *model, *source, *sha256, *isa, *ids;
     const char *role, *host, *pod_name, *secret_file, *peer_dir, *shm_dir, *kv_dtype, *xfer,
         *incarnation;
     const char *log_level, *log_format, *model_name;
     uint64_t http_port, xfer_port, threads, cpu_limit_milli, memory_limit_bytes;
-    uint64_t kv_bytes, block_tokens, max_context, max_rows, max_running, max_queue, drain_s, tp, pp;
+    uint64_t kv_bytes, block_tokens, max_context, max_rows, max_running, max_queue, drain_s;
+    uint64_t tp, pp, ep, dp, pods, rank;
     uint64_t launcher_fd, weights_fd;
 };
 
@@ -28,11 +29,14 @@ uint32_t
 options_threads(const struct options *o); /* min(limit, cgroup quota, allowed CPUs), at least 1 */
 int options_kv_dtype(const struct options *o, enum model_kv_dtype *out, struct err *e) MUST_CHECK;
 
+struct model_layout options_layout(const struct options *o);
+
 struct budget {
-    struct model_kv kv;
+    struct model_kv kv, part; /* of the whole model; of this rank's part */
     enum model_kv_dtype dtype;
     uint32_t context, logit_rows, n_blocks;
-    uint64_t kv_bytes, other_bytes; /* pool; everything but weights and pool */
+    /* Of this pod's ranks together: a block, the pools, everything but weights and pools. */
+    uint64_t pod_block_bytes, kv_bytes, other_bytes;
 };
 /* `least`: the smallest pool that is useful (for --plan), else what is configured or what the limit
  * leaves. -ENOMEM with "Needs … has …" when the limit leaves less than one block a sequence needs.

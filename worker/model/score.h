@@ -16,3 +16,15 @@ struct score_entry {
  * most 64 tokens. */
 int score_ids(const struct model *m, uint32_t threads, const uint32_t *ids, uint32_t n,
               struct score_entry *out, struct err *e) MUST_CHECK;
+
+/* The same through any way to run a batch (worker/layout: ranks that compute together), whose KV
+ * has score_blocks(n) blocks of MODEL_BLOCK_TOKENS and takes SCORE_ROWS rows. */
+#define SCORE_ROWS 64u
+struct score_engine {
+    const struct model *m; /* for its config and its kernels */
+    int (*forward)(void *ctx, const struct model_batch *b, struct err *e);
+    void *ctx;
+};
+uint32_t score_blocks(uint32_t n);
+int score_through(const struct score_engine *s, const uint32_t *ids, uint32_t n,
+                  struct score_entry *out, struct err *e) MUST_CHECK;
