@@ -18,8 +18,9 @@
 
 struct agent_options {
     const char *agent_dir, *segment_dir, *models_dir, *node_name, *pod_ip, *kubeconfig, *log_format,
-        *log_level, *hf_endpoint, *source_ca;
-    uint64_t port, weights_budget, tier_budget, cache_budget, fetch_chunk, fetch_connections;
+        *log_level, *hf_endpoint, *source_ca, *nvml;
+    uint64_t port, weights_budget, tier_budget, cache_budget, fetch_chunk, fetch_connections,
+        device_look_ms;
 };
 
 struct launcher { /* one connection on agent.sock */
@@ -27,6 +28,7 @@ struct launcher { /* one connection on agent.sock */
     struct lines *lines;
     char *ns, *pod, *uid;
     int64_t pid;
+    char *devices;           /* that its container was given: "GPU-…,GPU-…"; NULL: none known */
     struct weights_key want; /* its weights request, strings owned; source NULL: none */
     uint64_t want_bytes;
     bool waits;                  /* for another to fill its image */
@@ -44,7 +46,11 @@ struct apod { /* a pod of this node that has a role label */
     char *ns, *name, *uid;
     json_t *obj;
     uint64_t seen_ns;
-    json_t *reported; /* status last heard from its launcher (kept over a reconnect) */
+    json_t *reported;       /* status last heard from its launcher (kept over a reconnect) */
+    uint64_t asked_wall_ns; /* when it was asked to serve and does not yet; 0: not */
+    const char *asked_rung; /* where it was then; NULL: it is new */
+    char *fault;            /* of a device that it uses: the annotation device-fault; NULL: none */
+    char *lead;             /* the annotation with how long that took */
     bool patching_meta, patching_status;
     uint64_t retry_ns;
     uv_timer_t *wake;
@@ -59,6 +65,7 @@ struct agent {
     struct access *access;
     struct weights *weights;
     struct models *models;
+    struct devices *devices; /* NULL: no GPUs */
     struct launcher *launchers;
     struct apod *pods;
     uv_poll_t *listener;

@@ -1,5 +1,6 @@
 /* NodeInventory of this node: devices, weights by rung, tiers, the node's own copy bandwidth.
  * Written when it changes and once a minute. */
+#include "agent/devices.h"
 #include "agent/models.h"
 
 #include "lib/base/host.h"
@@ -120,13 +121,19 @@ static json_t *describe(struct agent *a)
         json_pack("{s:s, s:s, s:s, s:s, s:I, s:I, s:b}", "name", "cpu0", "kind", "cpu", "model",
                   model, "isa", cpu_isa(), "memoryBytes", (json_int_t)host_memory_bytes(),
                   "milliCPUs", (json_int_t)host_milli_cpus(), "healthy", 1);
+    json_t *devices = json_pack("[o]", device);
+    devices_inventory(a, devices);
     bool v6 = strchr(a->opt.pod_ip, ':') != NULL;
-    json_t *address = json_sprintf(v6 ? "[%s]:%d" : "%s:%d", a->opt.pod_ip, (int)a->opt.port);
-    return json_pack("{s:s, s:o, s:o, s:[o], s:o, s:o, s:[{s:s, s:I, s:I}], s:[{s:s, s:I}]}",
-                     "agentVersion", BATON_VERSION, "address", address, "hugePages", huge_pages(),
-                     "devices", device, "models", models, "fetches", fetches, "tiers", "name",
-                     "dram", "capacityBytes", (json_int_t)a->opt.tier_budget, "usedBytes",
-                     (json_int_t)0, "links", "peer", "memory", "bytesPerSecond", (json_int_t)rate);
+    json_t *o = json_pack("{s:s, s:o, s:o, s:o, s:o, s:o, s:[{s:s, s:I, s:I}], s:[{s:s, s:I}]}",
+                          "agentVersion", BATON_VERSION, "address",
+                          json_sprintf(v6 ? "[%s]:%d" : "%s:%d", a->opt.pod_ip, (int)a->opt.port),
+                          "hugePages", huge_pages(), "devices", devices, "models", models,
+                          "fetches", fetches, "tiers", "name", "dram", "capacityBytes",
+                          (json_int_t)a->opt.tier_budget, "usedBytes", (json_int_t)0, "links",
+                          "peer", "memory", "bytesPerSecond", (json_int_t)rate);
+    if (devices_quarantine(a))
+        json_object_set_new(o, "quarantined", json_string(devices_quarantine(a)));
+    return o;
 }
 
 static void tick(uv_timer_t *t);

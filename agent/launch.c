@@ -26,6 +26,8 @@ static const struct conf_opt options[] = {
      "/run/baton", 0, 0, "folder of the node agent's socket", "DIR"},
     {"--infd", "BATON_INFD", CONF_STR, CONF(struct launch_options, infd), "", 0, 0,
      "the InferenceDeployment that this pod belongs to", "NAME"},
+    {"--devices", "NVIDIA_VISIBLE_DEVICES", CONF_STR, CONF(struct launch_options, devices), "", 0,
+     0, "devices that this container was given, for the agent's watch of their health", "LIST"},
     {"--source", "BATON_MODEL_SOURCE", CONF_STR, CONF(struct launch_options, source), "", 0, 0,
      "the model (hf://, https://, file://, pvc://, image://)", "URL"},
     {"--sha256", "BATON_MODEL_SHA256", CONF_STR, CONF(struct launch_options, sha256), "", 0, 0,
@@ -192,6 +194,8 @@ static void on_message(struct lines *lines, const json_t *msg, void *ctx)
         on_role(l, msg);
     else if (strcmp(type, "rung") == 0)
         on_rung(l, msg);
+    else if (strcmp(type, "restart") == 0)
+        worker_restart(l, json_str_at(msg, "reason", "the agent asks for it"));
     else if (strcmp(type, "model") == 0)
         launch_on_model(l, msg);
     else if (strcmp(type, "drain") == 0)
@@ -238,8 +242,9 @@ static void connect_agent(uv_timer_t *t)
         return;
     }
     CLEANUP(json_decrefp)
-    json_t *hello = json_pack("{s:s, s:s, s:s, s:s, s:i}", "type", "hello", "pod", l->opt.pod,
-                              "namespace", l->opt.ns, "uid", l->opt.uid, "pid", (int)getpid());
+    json_t *hello =
+        json_pack("{s:s, s:s, s:s, s:s, s:i, s:s}", "type", "hello", "pod", l->opt.pod, "namespace",
+                  l->opt.ns, "uid", l->opt.uid, "pid", (int)getpid(), "devices", l->opt.devices);
     if (lines_send(l->agent, hello, -1))
         return; /* on_closed follows */
     log_info("agent connected");

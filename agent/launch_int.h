@@ -12,7 +12,7 @@
 #include "lib/base/log.h"
 
 struct launch_options {
-    const char *pod, *ns, *uid, *agent_dir, *infd, *source, *sha256, *worker, *log_format,
+    const char *pod, *ns, *uid, *agent_dir, *infd, *devices, *source, *sha256, *worker, *log_format,
         *log_level;
     uint64_t memory_limit, drain_seconds, tp, pp, backoff_ms;
 };
@@ -57,6 +57,7 @@ struct launch {
     bool epoch_known, draining, drained;
     json_t *worker_status;   /* its last status message */
     json_t *crash;           /* the last crash record */
+    char *restart_why;       /* told to restart: goes into the crash record; NULL: not */
     char *message;           /* what a person should know while it is not ready */
     uv_timer_t retry, limit; /* back-off; drain, then kill */
     uint64_t backoff_ms, backoff_until_wall_ns;
@@ -83,6 +84,7 @@ void worker_fill(struct launch *l, int fd);    /* takes fd */
 void worker_weights(struct launch *l, int fd); /* read-only weights are here; takes fd */
 void worker_stop_fill(struct launch *l);       /* the agent is gone: what was filled is lost */
 void worker_role(struct launch *l);            /* the desired role is known or has changed */
-void worker_rung(struct launch *l);            /* so has the desired rung */
+void worker_restart(struct launch *l, const char *why); /* in place, with a crash record */
+void worker_rung(struct launch *l);                     /* so has the desired rung */
 void worker_failed(struct launch *l, const char *reason, int code, int sig, const char *message);
 void worker_drain(struct launch *l, bool exit_after);

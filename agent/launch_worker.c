@@ -289,7 +289,11 @@ static void worker_ended(struct child *c, void *ctx)
     else
         snprintf(why, sizeof why, "the worker ended with code %d%s%s", code, *line ? ": " : "",
                  line);
-    worker_failed(l, crash_reason(sig, code), code, sig, why);
+    if (l->restart_why)
+        snprintf(why, sizeof why, "restarted in place: %s", l->restart_why);
+    worker_failed(l, l->restart_why ? "DeviceFault" : crash_reason(sig, code), code, sig, why);
+    free(l->restart_why);
+    l->restart_why = NULL;
     l->epoch++;
 }
 
@@ -371,6 +375,16 @@ void worker_role(struct launch *l)
         start_worker(l);
     else if (l->step == STEP_RUN)
         send_worker(l, json_pack("{s:s, s:s}", "type", "role", "role", l->role), -1);
+}
+
+void worker_restart(struct launch *l, const char *why)
+{
+    if (!l->worker || l->step != STEP_RUN)
+        return;
+    log_warn("the worker is restarted in place", LS("why", why));
+    free(l->restart_why);
+    l->restart_why = xstrdup(why);
+    child_signal(l->worker, SIGKILL);
 }
 
 void worker_rung(struct launch *l)

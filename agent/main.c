@@ -1,5 +1,6 @@
 /* baton-agent: the node's daemon; `baton-agent launch` is the entry point of a worker pod. */
 #include "agent/agent.h"
+#include "agent/devices.h"
 #include "agent/launch.h"
 #include "agent/models.h"
 #include "agent/rights.h"
@@ -50,6 +51,11 @@ static const struct conf_opt options[] = {
     {"--fetch-connections", "BATON_FETCH_CONNECTIONS", CONF_U64,
      CONF(struct agent_options, fetch_connections), "4", 1, 8,
      "connections to a model's source at once", "N"},
+    {"--nvml", "BATON_NVML", CONF_STR, CONF(struct agent_options, nvml), "", 0, 0,
+     "NVIDIA's management library (default: libnvidia-ml.so.1, where there is one)", "FILE"},
+    {"--device-look-ms", "BATON_DEVICE_LOOK_MS", CONF_U64,
+     CONF(struct agent_options, device_look_ms), "5000", 10, 3600000,
+     "how often devices' ECC counts, remapped rows and clocks are looked at", "MS"},
     {"--log-format", "BATON_LOG_FORMAT", CONF_STR, CONF(struct agent_options, log_format), "json",
      0, 0, "json or text", "FORMAT"},
     {"--log-level", "BATON_LOG_LEVEL", CONF_STR, CONF(struct agent_options, log_level), "info", 0,
@@ -152,6 +158,7 @@ static int start(struct agent *a, struct err *e)
                          &a->access, e);
     if (r || (r = models_start(a, e)) || (r = pods_start(a, e)))
         return r;
+    devices_start(a);
     inventory_start(a);
     struct httpd_config hc = {.loop = &a->loop,
                               .host = a->opt.pod_ip,

@@ -1,3 +1,4 @@
+#include "agent/devices.h"
 #include "agent/models_int.h"
 
 #include <errno.h>
@@ -524,6 +525,9 @@ static void ninv_changed(const void *old, const void *now, void *ctx)
     (void)old;
     if (!now)
         return;
+    const struct kube_ninv *v = now;
+    if (strcmp(v->meta.name, m->a->opt.node_name) == 0)
+        devices_lift(m->a, kube_annotation(&v->meta, ANN_LIFT));
     DL_FOREACH (m->fetches, f)
         if (f->failed && strncmp(f->source, "file://", 7) == 0)
             f->retry_at_ns = 0;

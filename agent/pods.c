@@ -1,6 +1,11 @@
 /* This node's pods: desired roles out of the watch to the launchers, their reports into the pods.
  */
 #include "agent/agent.h"
+#include "agent/devices.h"
+#include "agent/lead.h"
+
+#include "lib/decide/fault.h"
+#include "lib/decide/guard.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -50,7 +55,14 @@ static void judge(const struct apod *p, struct verdict *v)
     const json_t *crash = json_object_get(r, "crash");
     bool ready = json_bool_at(r, "ready", false);
     *v = (struct verdict){.reason = "WorkerStarting"};
-    if (!r) {
+    CLEANUP(json_decrefp)
+    json_t *fault = p->fault ? json_parse(str_c(p->fault), 4096, 4, NULL) : NULL;
+    const char *asks = json_str_at(fault, "action", "");
+    if (fault_action_parse(asks) >= FAULT_QUARANTINE_DEVICE && GUARD(no_work_on_bad_devices)) {
+        v->reason = "DeviceFault";
+        snprintf(v->message, sizeof v->message, "its device %s must not be used: %s",
+                 json_str_at(fault, "device", ""), json_str_at(fault, "reason", ""));
+    } else if (!r) {
         v->reason = "LauncherNotConnected";
         snprintf(v->message, sizeof v->message,
                  "the pod's launcher is not connected to the node's agent");
@@ -136,6 +148,8 @@ static void write_condition(struct apod *p)
     struct verdict v;
     char now[CLOCK_RFC3339_MAX];
     judge(p, &v);
+    if (v.ready)
+        lead_serves(p);
     const json_t *is = condition(p);
     const char *status = v.ready ? "True" : "False";
     bool same_status = strcmp(json_str_at(is, "status", ""), status) == 0;
@@ -183,6 +197,10 @@ static void write_annotations(struct apod *p)
     if (record)
         any |= differs(p, notes, ANN_LAST_CRASH, record);
     any |= differs(p, notes, ANN_BACKOFF_UNTIL, json_str_at(r, "backoff_until", NULL));
+    if (p->fault)
+        any |= differs(p, notes, ANN_DEVICE_FAULT, p->fault);
+    if (p->lead)
+        any |= differs(p, notes, ANN_LEAD, p->lead);
     if (!any)
         return;
     CLEANUP(json_decrefp)
@@ -190,11 +208,21 @@ static void write_annotations(struct apod *p)
     p->patching_meta = start_patch(p, body, true);
 }
 
+static void see_faults(struct apod *p, const struct launcher *l)
+{
+    uint64_t created = 0;
+    if (clock_parse_rfc3339(json_str_at(p->obj, "metadata.creationTimestamp", ""), &created))
+        created = 0;
+    free(p->fault);
+    p->fault = l ? devices_fault_of(p->a, l->devices, created) : NULL;
+}
+
 static void sync_pod(uv_timer_t *t)
 {
     struct apod *p = t->data;
     uint64_t now = clock_mono_ns();
     struct launcher *l = sock_launcher(p->a, p->uid);
+    see_faults(p, l);
     if (l)
         sock_tell(l, p);
     if (now < p->retry_ns) {
@@ -205,10 +233,10 @@ static void sync_pod(uv_timer_t *t)
         uv_timer_start(t, sync_pod, (p->seen_ns + RECONNECT_GRACE_NS - now) / NS_PER_MS + 1, 0);
         return;
     }
-    if (!p->patching_meta)
-        write_annotations(p);
     if (!p->patching_status)
         write_condition(p);
+    if (!p->patching_meta)
+        write_annotations(p);
 }
 
 void pods_poke(struct apod *p)
@@ -227,6 +255,8 @@ static void pod_free(struct apod *p)
     uv_close((uv_handle_t *)p->wake, timer_closed);
     json_decref(p->obj);
     json_decref(p->reported);
+    free(p->fault);
+    free(p->lead);
     free(p->ns);
     free(p->name);
     free(p->uid);
@@ -263,6 +293,7 @@ static void on_event(enum kube_event_type type, json_t *obj, void *ctx)
         return;
     if (!p)
         p = pod_new(a, obj);
+    lead_asked(p, obj);
     json_decref(p->obj);
     p->obj = json_incref(obj);
     pods_poke(p);

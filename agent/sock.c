@@ -122,6 +122,8 @@ static void on_hello(struct launcher *l, const json_t *msg)
     l->pod = xstrdup(json_str_at(msg, "pod", ""));
     l->uid = xstrdup(json_str_at(msg, "uid", ""));
     l->pid = json_int_at(msg, "pid", 0);
+    free(l->devices);
+    l->devices = *json_str_at(msg, "devices", "") ? xstrdup(json_str_at(msg, "devices", "")) : NULL;
     log_info("launcher connected", LS("pod", l->pod), LI("pid", l->pid));
     struct apod *p = pods_find(l->a, l->uid);
     if (p)
@@ -211,6 +213,7 @@ static void on_closed(struct lines *lines, const char *why, void *ctx)
     json_decref(l->status);
     free(l->sent_role);
     free(l->sent_rung);
+    free(l->devices);
     free(l->ns);
     free(l->pod);
     free(l->uid);
