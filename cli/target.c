@@ -51,6 +51,9 @@ static int load(const struct target_options *o, struct target *t, struct kube_co
     bool inside = getenv("KUBERNETES_SERVICE_HOST") && !getenv("KUBECONFIG") && !*o->kubeconfig;
     if (!*o->kubeconfig && ((other && *other && !plugin) || inside))
         return kube_config_load(NULL, kc, e);
+    if (*o->data && !*o->kubeconfig && !*o->context && !getenv("KUBECONFIG"))
+        return err_set(e, ENOENT, "there is no cluster in %s: start one with `baton up`",
+                       t->cluster.dir);
     return kubeconfig_load(o->kubeconfig, o->context, kc, e);
 }
 
