@@ -69,6 +69,10 @@ struct step {
     enum rec_role role;
 };
 
+/* options.c */
+struct conf_prog;
+extern const struct conf_prog ctl_program;
+
 /* run.c: opts and loop are set, everything else is zero. ctl_start returns once everything has been
  * started; ctl_end gives the Lease back and stops the loop; ctl_finish frees after the loop has
  * stopped. */

@@ -2,6 +2,7 @@
 #include "sim/sim.h"
 
 #include "controller/controller.h"
+#include "lib/base/conf.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,24 +20,6 @@ static struct control controls[CONTROLS_MAX];
 static unsigned n_controls;
 static uint64_t kill_after;
 uint64_t control_writes, control_kills, control_leaders;
-
-static const struct options defaults = {
-    .namespace = SIM_SPACE,
-    .own_namespace = SIM_SPACE,
-    .identity = "controller",
-    .pod_ip = "127.0.0.1",
-    .log_format = "json",
-    .log_level = "error",
-    .worker_image = "baton:sim",
-    .router_url = "http://baton-router:8080",
-    .router_selector = "app.kubernetes.io/name=baton-router",
-    .router_address = "",
-    .agent_dir = "/run/baton",
-    .models_dir = "/var/lib/baton/models",
-    .lease_s = 15,
-    .renew_s = 10,
-    .retry_s = 4,
-};
 
 struct proc *control_proc(unsigned i)
 {
@@ -58,6 +41,16 @@ int control_leader(void)
     return -1;
 }
 
+static void options(struct options *out, const char *identity)
+{
+    char *argv[] = {"baton-controller",          "--namespace",     SIM_SPACE, "--identity",
+                    (char *)(uintptr_t)identity, "--retry-seconds", "4"};
+    struct err e = {0};
+    int first;
+    if (conf_parse(&ctl_program, sizeof argv / sizeof *argv, argv, out, &first, &e))
+        check_fail("the controller's options: %s", e.msg);
+}
+
 static void start(struct control *c)
 {
     static char names[CONTROLS_MAX][16];
@@ -71,8 +64,7 @@ static void start(struct control *c)
     c->ctl = xcalloc(1, sizeof *c->ctl);
     proc_init(c->proc, names[i]);
     c->ctl->loop = &c->proc->loop;
-    c->ctl->opts = defaults;
-    c->ctl->opts.identity = names[i];
+    options(&c->ctl->opts, names[i]);
     trace("control: %s starts", names[i]);
     if (ctl_start(c->ctl, &config, &e))
         check_fail("%s can't start: %s", names[i], e.msg);

@@ -138,6 +138,8 @@ bool check_settled(char *why, size_t n)
 {
     struct look l = {why, n, true};
     *why = 0;
+    if (user_busy())
+        not_yet(&l, "the user has not finished");
     if (control_leader() < 0)
         not_yet(&l, "nobody leads");
     server_each("inferencedeployments", look_infd, &l);

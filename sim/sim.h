@@ -113,6 +113,7 @@ enum user_story {
     STORY_DELETE
 };
 void user_start(uint64_t seed, enum user_story story, uint64_t chaos_ns);
+bool user_busy(void); /* something is to come yet */
 
 /* ---- check.c ---- */
 void check_event(const char *plural, json_t *old, json_t *now); /* each committed write */

@@ -16,7 +16,7 @@ static struct {
     struct rng rng;
     uint64_t until;
     bool unified, external, bounded;
-    unsigned revision, foreign;
+    unsigned revision, foreign, coming;
     json_t *spec; /* what `chat` is made of */
 } U;
 
@@ -71,6 +71,7 @@ static int create(const char *name, json_t *spec)
 static void create_chat(void *arg)
 {
     (void)arg;
+    U.coming--;
     if (!server_get("inferencedeployments", "chat"))
         create("chat", U.spec);
 }
@@ -212,6 +213,7 @@ static void drop_annotations(void)
 static void delete_chat(void)
 {
     delete_at(INFDS, "chat");
+    U.coming++;
     sim_at((1 + below(20)) * NS_PER_S, create_chat, NULL);
 }
 
@@ -324,6 +326,7 @@ void user_start(uint64_t seed, enum user_story story, uint64_t chaos_ns)
                                               [STORY_DELETE] = delete_all};
     U.rng = (struct rng){rng_at(seed, 4, 0)};
     U.until = chaos_ns;
+    U.coming = 1;
     if (story == STORY_RANDOM) {
         U.unified = below(3) == 0;
         uint64_t mode = below(5);
@@ -340,4 +343,9 @@ void user_start(uint64_t seed, enum user_story story, uint64_t chaos_ns)
     sim_at(NS_PER_S, create_chat, NULL);
     if (story != STORY_CREATE)
         sim_at(60 * NS_PER_S, stories[story], NULL);
+}
+
+bool user_busy(void)
+{
+    return U.coming > 0;
 }
