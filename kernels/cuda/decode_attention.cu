@@ -102,6 +102,8 @@ template <int D, int G> DEVICE void decode_attention(const struct decode_attenti
     {                                                                                              \
         decode_attention<D, G>(a);                                                                 \
     }
+DECODE(16, 4)
+DECODE(32, 4)
 DECODE(64, 1)
 DECODE(64, 2)
 DECODE(64, 4)

@@ -65,6 +65,11 @@ int gpu_gated(struct gpu *g, const struct gated_args *a, uint32_t rows, struct e
 
 /* ---- attention ---- */
 
+bool gpu_attention_has(uint32_t dim)
+{
+    return dim == 16 || dim == 32 || dim == 64 || dim == 128 || dim == 256;
+}
+
 uint32_t gpu_decode_splits(const struct gpu *g, uint32_t rows, uint32_t blocks_a_row,
                            uint32_t tokens)
 {
@@ -86,12 +91,12 @@ static int merge(struct gpu *g, const float *part, const float *part_ml, uint16_
 int gpu_decode_attention(struct gpu *g, const struct decode_attention_args *a, uint32_t rows,
                          uint32_t dim, uint32_t splits, struct err *e)
 {
-    CHECK(dim == 64 || dim == 128 || dim == 256, "attention heads of %u channels", dim);
+    CHECK(gpu_attention_has(dim), "attention heads of %u channels", dim);
     CHECK(a->kv_heads && a->heads % a->kv_heads == 0, "%u query heads over %u KV heads", a->heads,
           a->kv_heads);
     CHECK(splits >= 1 && (splits == 1 || (a->part && a->part_ml)), "no room for partial results");
-    uint32_t group = a->heads / a->kv_heads, chunk = 1;
-    while (chunk < group && chunk < 8)
+    uint32_t group = a->heads / a->kv_heads, chunk = dim < 64 ? 4 : 1;
+    while (dim >= 64 && chunk < group && chunk < 8)
         chunk *= 2;
     char name[64];
     snprintf(name, sizeof name, "decode_attention_%u_%u_k", dim, chunk);
@@ -105,7 +110,7 @@ int gpu_decode_attention(struct gpu *g, const struct decode_attention_args *a, u
 int gpu_prefill_attention(struct gpu *g, const struct prefill_attention_args *a, uint32_t tiles,
                           uint32_t dim, struct err *e)
 {
-    CHECK(dim == 64 || dim == 128 || dim == 256, "attention heads of %u channels", dim);
+    CHECK(gpu_attention_has(dim), "attention heads of %u channels", dim);
     CHECK(a->kv_heads && a->heads % a->kv_heads == 0, "%u query heads over %u KV heads", a->heads,
           a->kv_heads);
     CHECK(a->kv.block_tokens % ATTN_TOKENS == 0 && a->kv.block_tokens, "blocks of %u tokens",

@@ -17,7 +17,8 @@ int gpu_gated(struct gpu *g, const struct gated_args *a, uint32_t rows, struct e
 /* Splits that fill the device for `rows` rows at contexts of up to `tokens`; 1..32. */
 uint32_t gpu_decode_splits(const struct gpu *g, uint32_t rows, uint32_t blocks_a_row,
                            uint32_t tokens);
-/* dim 64, 128 or 256. `part` and `part_ml` are needed when splits > 1. */
+bool gpu_attention_has(uint32_t dim); /* heads of so many channels */
+/* `part` and `part_ml` are needed when splits > 1. */
 int gpu_decode_attention(struct gpu *g, const struct decode_attention_args *a, uint32_t rows,
                          uint32_t dim, uint32_t splits, struct err *e) MUST_CHECK;
 int gpu_prefill_attention(struct gpu *g, const struct prefill_attention_args *a, uint32_t tiles,

@@ -183,6 +183,8 @@ template <int D> DEVICE void prefill_attention(const struct prefill_attention_ar
     {                                                                                              \
         prefill_attention<D>(a);                                                                   \
     }
+PREFILL(16)
+PREFILL(32)
 PREFILL(64)
 PREFILL(128)
 PREFILL(256)

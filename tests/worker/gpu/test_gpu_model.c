@@ -1,0 +1,297 @@
+/* The forward pass on a GPU, executed on the CPU by the emulation: every family's logits are those
+ * of transformers within what bf16 allows, however the prompt is cut, decoded in batches, through
+ * graphs, after sleep, and with KV that came from elsewhere. */
+#include "tests/kernels/cuda/emu_device.h"
+#include "tests/worker/model/family.h"
+#include "worker/gpu/gpu_model.h"
+
+#include <errno.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <cmocka.h>
+
+#define BLOCKS 8u
+
+struct bench {
+    struct family f;
+    struct model *m;
+    struct gpu *g;
+    struct gpu_model *gm;
+    uint32_t table[BLOCKS / 2];
+};
+
+static struct err err;
+
+#define OK(call)                                                                                   \
+    do {                                                                                           \
+        if ((call) < 0)                                                                            \
+            fail_msg("%s", err.msg);                                                               \
+    } while (0)
+
+static void open_bench(struct bench *b, const char *name)
+{
+    struct gpu_model_options o = {.max_rows = 64, .max_sequences = 4, .pool_blocks = BLOCKS};
+    memset(b, 0, sizeof *b);
+    family_open(&b->f, name);
+    OK(model_load(b->f.dir, "scalar", &b->m, &err));
+    b->g = emu_device_new(2);
+    OK(gpu_model_new(b->g, b->m, &o, &b->gm, &err));
+    for (uint32_t i = 0; i < BLOCKS / 2; i++)
+        b->table[i] = BLOCKS - 1 - 2 * i;
+}
+
+static void close_bench(struct bench *b)
+{
+    gpu_model_free(b->gm);
+    b->g->ops->close(b->g);
+    model_free(b->m);
+    family_close(&b->f);
+}
+
+/* Logits of ids[from, from + n), which follow what the cache holds. */
+static void run(struct bench *b, uint32_t from, uint32_t n, const uint32_t *table, float *out)
+{
+    struct model_segment s = {.tokens = b->f.ids + from,
+                              .n_tokens = n,
+                              .start = from,
+                              .blocks = table,
+                              .n_blocks = BLOCKS / 2};
+    struct model_batch batch = {.segments = &s, .n_segments = 1, .logits = out, .logits_rows = n};
+    OK(gpu_model_forward(b->gm, &batch, &err));
+}
+
+/* Root mean square of the difference, in units of the logits' own spread. */
+static double distance(const struct bench *b, const float *got, uint32_t from, uint32_t n)
+{
+    double diff = 0, mean = 0, square = 0, count = (double)n * b->f.vocab;
+    for (size_t i = 0; i < (size_t)n * b->f.vocab; i++) {
+        double want = b->f.logits[(size_t)from * b->f.vocab + i];
+        diff += (got[i] - want) * (got[i] - want);
+        mean += want;
+        square += want * want;
+    }
+    return sqrt(diff / count) / sqrt(square / count - mean * mean / count / count);
+}
+
+/* Rows (positions) further than `limit`. A row whose k-th and next expert are nearly equal may
+ * choose the other one in bf16. */
+static uint32_t far_rows(const struct bench *b, const float *got, uint32_t n, double limit)
+{
+    uint32_t far = 0;
+    for (uint32_t i = 0; i < n; i++)
+        far += distance(b, got + (size_t)i * b->f.vocab, i, 1) > limit;
+    return far;
+}
+
+static const char *const families[] = {"llama3", "qwen2",   "qwen3",
+                                       "gemma3", "mixtral", "qwen3-moe"};
+
+static void every_family_gives_the_logits_of_transformers(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof families / sizeof *families; i++) {
+        struct bench b;
+        open_bench(&b, families[i]);
+        uint32_t n = b.f.n_ids;
+        float *out = calloc((size_t)n * b.f.vocab, sizeof *out);
+        run(&b, 0, n, b.table, out);
+        double whole = distance(&b, out, 0, n);
+        run(&b, 0, 11, b.table, out); /* in chunks, and the last ones token by token */
+        run(&b, 11, n - 14, b.table, out + (size_t)11 * b.f.vocab);
+        for (uint32_t k = n - 3; k < n; k++)
+            run(&b, k, 1, b.table, out + (size_t)k * b.f.vocab);
+        double parts = distance(&b, out, 0, n);
+        uint32_t far = far_rows(&b, out, n, 0.03);
+        printf("%-10s differs by %.4f of the logits' spread (in parts %.4f), %u of %u rows far\n",
+               families[i], whole, parts, far, n);
+        /* one row that chooses another expert shows, through its KV, a little in all later ones */
+        bool moe = model_config(b.m)->moe.experts > 0;
+        if (moe ? far > n / 2 || far_rows(&b, out, n, 0.2) > 2
+                : !(whole < 0.02 && parts < 0.02 && far == 0))
+            fail_msg("%s: logits are off by %.4f and %.4f of their spread", families[i], whole,
+                     parts);
+        free(out);
+        close_bench(&b);
+    }
+}
+
+static void decode_in_batches_equals_decode_alone_through_graphs(void **state)
+{
+    (void)state;
+    struct bench b;
+    open_bench(&b, "llama3");
+    enum { SEQUENCES = 3, PROMPT = 20 };
+    uint32_t vocab = b.f.vocab, tables[SEQUENCES][2] = {{7, 2}, {0, 5}, {3, 1}};
+    float *alone = calloc((size_t)SEQUENCES * vocab, sizeof *alone),
+          *both = calloc((size_t)SEQUENCES * vocab, sizeof *both);
+    float *prompt = calloc((size_t)(PROMPT + SEQUENCES) * vocab, sizeof *prompt);
+    struct model_segment s[SEQUENCES];
+    for (uint32_t i = 0; i < SEQUENCES; i++) {
+        uint32_t n = PROMPT + i;
+        struct model_segment fill = {
+            .tokens = b.f.ids, .n_tokens = n, .blocks = tables[i], .n_blocks = 2, .logits_from = n};
+        struct model_batch fb = {
+            .segments = &fill, .n_segments = 1, .logits = prompt, .logits_rows = n};
+        OK(gpu_model_forward(b.gm, &fb, &err));
+        s[i] = (struct model_segment){
+            .tokens = b.f.ids + n, .n_tokens = 1, .start = n, .blocks = tables[i], .n_blocks = 2};
+    }
+    for (uint32_t i = 0; i < SEQUENCES; i++) {
+        struct model_batch one = {.segments = &s[i],
+                                  .n_segments = 1,
+                                  .logits = alone + (size_t)i * vocab,
+                                  .logits_rows = 1};
+        OK(gpu_model_forward(b.gm, &one, &err));
+    }
+    struct model_batch all = {
+        .segments = s, .n_segments = SEQUENCES, .logits = both, .logits_rows = SEQUENCES};
+    for (int again = 0; again < 3; again++) { /* as it is, captured, and from the graph */
+        memset(both, 0, (size_t)SEQUENCES * vocab * sizeof *both);
+        OK(gpu_model_forward(b.gm, &all, &err));
+        assert_memory_equal(alone, both, (size_t)SEQUENCES * vocab * sizeof *both);
+    }
+    struct gpu_model_stats st = gpu_model_stats(b.gm);
+    assert_int_equal(st.graphs, 2); /* of one sequence and of four */
+    assert_true(st.graph_runs >= 4);
+    assert_true(emu_device_counts(b.g).graphs == st.graph_runs);
+    for (uint32_t i = 0; i < SEQUENCES; i++)
+        assert_true(distance(&b, both + (size_t)i * vocab, PROMPT + i, 1) < 0.03);
+    free(alone), free(both), free(prompt);
+    close_bench(&b);
+}
+
+struct push {
+    struct bench *b;
+    uint32_t next;
+    uint8_t *pieces;
+};
+
+static void on_layer(void *ctx, uint32_t layer)
+{
+    struct push *p = ctx;
+    uint64_t bytes = gpu_model_kv(p->b->gm)->piece_bytes;
+    assert_int_equal(layer, p->next++);
+    for (uint32_t i = 0; i < 2; i++)
+        OK(gpu_model_read_piece(p->b->gm, p->b->table[i], layer,
+                                p->pieces + (layer * 2 + i) * bytes, &err));
+}
+
+/* P's pieces, read layer by layer while it computes, are D's prompt. */
+static void kv_pushed_by_layers_is_the_prompt_elsewhere(void **state)
+{
+    (void)state;
+    struct bench p, d;
+    open_bench(&p, "qwen3");
+    open_bench(&d, "qwen3");
+    const struct model_kv *kv = gpu_model_kv(p.gm);
+    uint32_t layers = model_config(p.m)->n_layers, n = 39;
+    struct push push = {.b = &p, .pieces = calloc(layers * 2, kv->piece_bytes)};
+    float *here = calloc(p.f.vocab, sizeof *here), *there = calloc(p.f.vocab, sizeof *there);
+    struct model_segment s = {
+        .tokens = p.f.ids, .n_tokens = n, .blocks = p.table, .n_blocks = 2, .logits_from = n};
+    struct model_batch batch = {.segments = &s,
+                                .n_segments = 1,
+                                .logits = here,
+                                .logits_rows = 1,
+                                .layer_done = on_layer,
+                                .ctx = &push};
+    OK(gpu_model_forward(p.gm, &batch, &err));
+    assert_int_equal(push.next, layers);
+    uint32_t other[BLOCKS / 2] = {1, 4, 0, 2};
+    for (uint32_t l = 0; l < layers; l++)
+        for (uint32_t i = 0; i < 2; i++)
+            OK(gpu_model_write_piece(d.gm, other[i], l, push.pieces + (l * 2 + i) * kv->piece_bytes,
+                                     &err));
+    run(&p, n, 1, p.table, here);
+    run(&d, n, 1, other, there);
+    assert_memory_equal(here, there, p.f.vocab * sizeof *here);
+    free(push.pieces), free(here), free(there);
+    close_bench(&p);
+    close_bench(&d);
+}
+
+static void sleep_keeps_weights_addresses_and_graphs(void **state)
+{
+    (void)state;
+    struct bench b;
+    uint64_t freed;
+    open_bench(&b, "qwen2");
+    float *before = calloc(b.f.vocab, sizeof *before), *after = calloc(b.f.vocab, sizeof *after);
+    for (int i = 0; i < 2; i++)
+        run(&b, 0, 1, b.table, before); /* the second time captures */
+    OK(b.g->ops->sleep(b.g, &freed, &err));
+    assert_true(freed >= gpu_model_stats(b.gm).weight_bytes + gpu_model_stats(b.gm).kv_bytes);
+    OK(b.g->ops->wake(b.g, &err));
+    uint64_t graphs = gpu_model_stats(b.gm).graphs;
+    run(&b, 0, 1, b.table, after);
+    assert_int_equal(gpu_model_stats(b.gm).graphs, graphs);
+    assert_memory_equal(before, after, b.f.vocab * sizeof *before);
+    free(before), free(after);
+    close_bench(&b);
+}
+
+static void what_is_out_of_range_is_refused_with_a_sentence(void **state)
+{
+    (void)state;
+    struct bench b;
+    open_bench(&b, "llama3");
+    float out[1];
+    uint32_t bad_block[1] = {BLOCKS}, good[1] = {0}, bad_token[1] = {b.f.vocab}, token[1] = {0};
+    const struct model_segment bad[] = {
+        {.tokens = token, .n_tokens = 1, .blocks = bad_block, .n_blocks = 1},
+        {.tokens = bad_token, .n_tokens = 1, .blocks = good, .n_blocks = 1},
+        {.tokens = token, .n_tokens = 1, .start = 32, .blocks = good, .n_blocks = 1},
+        {.tokens = token, .n_tokens = 0, .blocks = good, .n_blocks = 1},
+        {.tokens = token, .n_tokens = 1, .start = 1u << 30, .blocks = good, .n_blocks = 1},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        struct model_batch batch = {
+            .segments = &bad[i], .n_segments = 1, .logits = out, .logits_rows = 1};
+        err = (struct err){0};
+        assert_int_equal(gpu_model_forward(b.gm, &batch, &err), -EINVAL);
+        assert_true(strlen(err.msg) > 10);
+    }
+    assert_int_equal(gpu_model_read_piece(b.gm, BLOCKS, 0, out, &err), -EINVAL);
+    struct family f;
+    struct model *m;
+    struct gpu_model *gm;
+    struct gpu_model_options o = {.max_rows = 1, .max_sequences = 1, .pool_blocks = 1};
+    family_open(&f, "deepseek-v3");
+    OK(model_load(f.dir, "scalar", &m, &err));
+    assert_int_equal(gpu_model_new(b.g, m, &o, &gm, &err), -ENOTSUP);
+    assert_non_null(strstr(err.msg, "CPU backend"));
+    model_free(m);
+    family_close(&f);
+    close_bench(&b);
+}
+
+/* On a machine without a driver: a sentence, and the CPU backend goes on. */
+static void without_a_driver_opening_says_so(void **state)
+{
+    (void)state;
+    struct gpu *g;
+    if (gpu_count() == 0) {
+        assert_int_equal(gpu_open(0, &g, &err), -ENODEV);
+        assert_true(strstr(err.msg, "driver") != NULL);
+    } else {
+        OK(gpu_open(0, &g, &err));
+        gpu_close(g);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_family_gives_the_logits_of_transformers),
+        cmocka_unit_test(decode_in_batches_equals_decode_alone_through_graphs),
+        cmocka_unit_test(kv_pushed_by_layers_is_the_prompt_elsewhere),
+        cmocka_unit_test(sleep_keeps_weights_addresses_and_graphs),
+        cmocka_unit_test(what_is_out_of_range_is_refused_with_a_sentence),
+        cmocka_unit_test(without_a_driver_opening_says_so),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,473 @@
+#include "worker/gpu/gpu_model_int.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+/* ---- making one ---- */
+
+static int check(const struct model *m, const struct gpu_model_options *o, struct err *e)
+{
+    const struct model_config *c = model_config(m);
+    if (c->mla.rank)
+        return err_set(
+            e, ENOTSUP,
+            "the GPU backend does not serve models with latent attention (DeepSeek) yet: "
+            "use the CPU backend");
+    if (!gpu_attention_has(c->head_dim))
+        return err_set(e, ENOTSUP,
+                       "the GPU backend has no attention kernel for heads of %u channels: use the "
+                       "CPU backend",
+                       c->head_dim);
+    if (c->moe.experts > EXPERTS_MAX || c->moe.used > TOP_K_MAX)
+        return err_set(e, ENOTSUP, "the GPU backend has no kernel for %u of %u experts",
+                       c->moe.used, c->moe.experts);
+    if (c->d_model % 8 || c->d_ff % 8 || c->moe.d_expert % 8)
+        return err_set(e, ENOTSUP, "the GPU backend needs widths that are multiples of 8");
+    if (model_part(m)->layer1 - model_part(m)->layer0 != c->n_layers ||
+        model_part(m)->q1 - model_part(m)->q0 != c->n_heads)
+        return err_set(e, ENOTSUP, "the GPU backend needs the whole model's weights");
+    if (o->max_rows < 1 || o->max_rows > 65536 || o->max_sequences < 1 || o->max_sequences > 1024 ||
+        o->max_sequences > o->max_rows || o->pool_blocks < 1 || o->pool_blocks > (1u << 24))
+        return err_set(e, EINVAL, "GPU model: %u rows, %u sequences, %u blocks are out of range",
+                       o->max_rows, o->max_sequences, o->pool_blocks);
+    return 0;
+}
+
+static uint32_t larger(uint32_t a, uint32_t b)
+{
+    return a > b ? a : b;
+}
+
+static int alloc_work(struct gpu_model *gm, struct err *e)
+{
+    const struct model_config *c = &gm->c;
+    struct gpu_work *w = &gm->w;
+    uint64_t n = gm->o.max_rows, s = gm->o.max_sequences + 1u, choices = n * c->moe.used;
+    uint64_t q = (uint64_t)c->n_heads * c->head_dim, all = q + 2ull * c->n_kv_heads * c->head_dim;
+    uint64_t ff = larger(c->d_ff, c->moe.d_shared), parts = s * c->n_heads * 32;
+    if (c->moe.experts)
+        gm->places = gpu_moe_places((uint32_t)choices, c->moe.experts);
+    uint64_t places = gm->places;
+    const struct {
+        gpu_ptr *at;
+        uint64_t bytes;
+    } all_of_it[] = {
+        {&w->tokens, n * 4},
+        {&w->positions, n * 4},
+        {&w->sequences, n * 4},
+        {&w->tables, s * gm->table_ld * 4},
+        {&w->tiles, (n + s) * sizeof(struct attn_tile)},
+        {&w->take, n * 4},
+        {&w->h, n * c->d_model * 4},
+        {&w->x, n * larger(c->d_model, c->d_ff) * 2},
+        {&w->qkv, n * all * 4},
+        {&w->q, n * q * 2},
+        {&w->att, n * q * 2},
+        {&w->out, n * c->d_model * 4},
+        {&w->wide, n * 2 * ff * 4},
+        {&w->act, n * ff * 2},
+        {&w->part, parts * c->head_dim * 4},
+        {&w->part_ml, parts * 8},
+        {&w->logits, n * c->vocab * 4},
+        {&w->scores, n * c->moe.experts * 4},
+        {&w->ids, choices * 4},
+        {&w->weights, choices * 4},
+        {&w->counts, c->moe.experts * 4ull},
+        {&w->place, choices * 4},
+        {&w->row_of, places * 4},
+        {&w->expert_of, places / GEMM_TILE * 4},
+        {&w->places_wide, places * 2 * c->moe.d_expert * 4},
+        {&w->places_act, places * c->moe.d_expert * 2},
+        {&w->places_out, places * c->d_model * 4},
+    };
+    int rc = 0;
+    for (size_t i = 0; i < sizeof all_of_it / sizeof *all_of_it && rc == 0; i++) {
+        rc = gpu_alloc(gm, all_of_it[i].bytes, false, all_of_it[i].at, e);
+        gm->stats.work_bytes += all_of_it[i].bytes;
+    }
+    /* one block more than the caller has: where a graph's padding writes */
+    gm->stats.kv_bytes = (gm->o.pool_blocks + 1ull) * gm->kv.block_bytes;
+    return rc == 0 ? gpu_alloc(gm, gm->stats.kv_bytes, false, &gm->pool, e) : rc;
+}
+
+static void alloc_host(struct gpu_model *gm)
+{
+    uint32_t n = gm->o.max_rows, s = gm->o.max_sequences + 1;
+    gm->tokens = xcalloc(n, 4);
+    gm->positions = xcalloc(n, 4);
+    gm->sequences = xcalloc(n, 4);
+    gm->take = xcalloc(n, 4);
+    gm->out_of = xcalloc(n, 4);
+    gm->tables = xcalloc((size_t)s * gm->table_ld, 4);
+    gm->tiles = xcalloc(n + s, sizeof *gm->tiles);
+    gm->logits = xcalloc((size_t)s * gm->c.vocab, 4);
+    gm->written = xcalloc(gm->c.n_layers, sizeof(struct gpu_event *));
+}
+
+static int events(struct gpu_model *gm, struct err *e)
+{
+    int rc = gm->g->ops->event_new(gm->g, &gm->received, e);
+    for (uint32_t i = 0; i < gm->c.n_layers && rc == 0; i++)
+        rc = gm->g->ops->event_new(gm->g, &gm->written[i], e);
+    return rc;
+}
+
+int gpu_model_new(struct gpu *g, const struct model *m, const struct gpu_model_options *o,
+                  struct gpu_model **out, struct err *e)
+{
+    int rc = check(m, o, e);
+    if (rc < 0)
+        return rc;
+    struct gpu_model *gm = xcalloc(1, sizeof *gm);
+    gm->g = g;
+    gm->c = *model_config(m);
+    gm->o = *o;
+    rc = model_kv_init(&gm->kv, &gm->c, MODEL_KV_F16,
+                       o->block_tokens ? o->block_tokens : MODEL_BLOCK_TOKENS, e);
+    if (rc == 0) {
+        uint64_t most = (uint64_t)o->pool_blocks * gm->kv.block_tokens;
+        gm->context_tokens = most < gm->c.context_tokens ? (uint32_t)most : gm->c.context_tokens;
+        gm->table_ld = (gm->context_tokens + gm->kv.block_tokens - 1) / gm->kv.block_tokens;
+        alloc_host(gm);
+        rc = events(gm, e);
+    }
+    if (rc == 0)
+        rc = gpu_weights_load(gm, m, e);
+    if (rc == 0)
+        rc = alloc_work(gm, e);
+    if (rc < 0) {
+        gpu_model_free(gm);
+        return rc;
+    }
+    *out = gm;
+    return 0;
+}
+
+static void release(struct gpu_model *gm, gpu_ptr p)
+{
+    if (p)
+        gm->g->ops->release(gm->g, p);
+}
+
+static void release_layer(struct gpu_model *gm, const struct gpu_layer *l)
+{
+    const gpu_ptr all[] = {l->qkv.at,
+                           l->o.at,
+                           l->gate_up.at,
+                           l->down.at,
+                           l->router.at,
+                           l->router_bias,
+                           l->expert_gate_up.at,
+                           l->expert_down.at,
+                           l->attn_norm,
+                           l->ffn_norm,
+                           l->post_attn,
+                           l->post_ffn,
+                           l->q_norm,
+                           l->k_norm,
+                           l->bias};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        release(gm, all[i]);
+}
+
+void gpu_model_free(struct gpu_model *gm)
+{
+    if (!gm)
+        return;
+    for (uint32_t i = 0; i < GRAPH_SIZES; i++)
+        if (gm->graphs[i])
+            gm->g->ops->graph_free(gm->g, gm->graphs[i]);
+    for (uint32_t i = 0; gm->layers && i < gm->c.n_layers; i++)
+        release_layer(gm, &gm->layers[i]);
+    if (gm->head.at != gm->embed.at)
+        release(gm, gm->head.at);
+    const gpu_ptr rest[] = {gm->embed.at, gm->out_norm, gm->cs_global, gm->cs_local, gm->pool};
+    for (size_t i = 0; i < sizeof rest / sizeof *rest; i++)
+        release(gm, rest[i]);
+    const gpu_ptr *work = (const gpu_ptr *)&gm->w;
+    for (size_t i = 0; i < sizeof gm->w / sizeof *work; i++)
+        release(gm, work[i]);
+    free(gm->layers);
+    free(gm->written);
+    free(gm->tokens);
+    free(gm->positions);
+    free(gm->sequences);
+    free(gm->tables);
+    free(gm->take);
+    free(gm->out_of);
+    free(gm->tiles);
+    free(gm->logits);
+    free(gm);
+}
+
+const struct model_kv *gpu_model_kv(const struct gpu_model *gm)
+{
+    return &gm->kv;
+}
+
+struct gpu_model_stats gpu_model_stats(const struct gpu_model *gm)
+{
+    return gm->stats;
+}
+
+/* ---- a batch ---- */
+
+static int check_segment(const struct gpu_model *gm, const struct model_segment *s, struct err *e)
+{
+    uint64_t end = (uint64_t)s->start + s->n_tokens;
+    if (!s->n_tokens || end > gm->context_tokens || s->logits_from > s->n_tokens)
+        return err_set(e, EINVAL, "a segment of %u tokens from position %u (the context is %u)",
+                       s->n_tokens, s->start, gm->context_tokens);
+    if (end > (uint64_t)s->n_blocks * gm->kv.block_tokens)
+        return err_set(e, EINVAL, "%u KV blocks do not hold %llu tokens", s->n_blocks,
+                       (unsigned long long)end);
+    for (uint32_t i = 0; i < s->n_tokens; i++)
+        if (s->tokens[i] >= gm->c.vocab)
+            return err_set(e, EINVAL, "token %u is outside the vocabulary of %u", s->tokens[i],
+                           gm->c.vocab);
+    for (uint64_t i = 0; i * gm->kv.block_tokens < end; i++)
+        if (s->blocks[i] >= gm->o.pool_blocks)
+            return err_set(e, EINVAL, "KV block %u is outside the pool of %u", s->blocks[i],
+                           gm->o.pool_blocks);
+    return 0;
+}
+
+static int check_batch(const struct gpu_model *gm, const struct model_batch *b, struct err *e)
+{
+    uint64_t rows = 0;
+    if (b->n_segments > gm->o.max_sequences)
+        return err_set(e, EINVAL, "a batch of %u sequences (at most %u)", b->n_segments,
+                       gm->o.max_sequences);
+    for (uint32_t i = 0; i < b->n_segments; i++) {
+        int rc = check_segment(gm, &b->segments[i], e);
+        if (rc < 0)
+            return rc;
+        rows += b->segments[i].n_tokens;
+    }
+    if (rows > gm->o.max_rows || model_batch_outputs(b) > b->logits_rows)
+        return err_set(e, EINVAL, "a batch of %llu rows and %u outputs (at most %u and %u)",
+                       (unsigned long long)rows, model_batch_outputs(b), gm->o.max_rows,
+                       b->logits_rows);
+    return 0;
+}
+
+static void add_tiles(struct gpu_model *gm, struct gpu_plan *p, const struct model_segment *s,
+                      uint32_t sequence)
+{
+    for (uint32_t i = 0; i < s->n_tokens; i += ATTN_ROWS) {
+        uint32_t n = s->n_tokens - i < ATTN_ROWS ? s->n_tokens - i : ATTN_ROWS;
+        gm->tiles[p->tiles++] = (struct attn_tile){p->rows + i, n, s->start + i, sequence};
+    }
+}
+
+static void add_segment(struct gpu_model *gm, struct gpu_plan *p, const struct model_segment *s,
+                        uint32_t sequence, uint32_t first_output)
+{
+    uint32_t *table = gm->tables + (size_t)sequence * gm->table_ld, end = s->start + s->n_tokens;
+    for (uint32_t i = 0; (uint64_t)i * gm->kv.block_tokens < end; i++)
+        table[i] = s->blocks[i];
+    for (uint32_t i = 0; i < s->n_tokens; i++) {
+        gm->tokens[p->rows + i] = s->tokens[i];
+        gm->positions[p->rows + i] = s->start + i;
+        gm->sequences[p->rows + i] = sequence;
+        if (i >= s->logits_from)
+            gm->take[first_output + i - s->logits_from] = p->rows + i;
+    }
+    p->max_tokens = larger(p->max_tokens, end);
+    p->rows += s->n_tokens;
+}
+
+/* Single tokens first, then chunks; outputs stay in the caller's order. */
+static struct gpu_plan plan(struct gpu_model *gm, const struct model_batch *b)
+{
+    struct gpu_plan p = {.sequences = b->n_segments, .outputs = model_batch_outputs(b)};
+    for (int chunks = 0; chunks < 2; chunks++) {
+        uint32_t output = 0;
+        for (uint32_t i = 0; i < b->n_segments; i++) {
+            const struct model_segment *s = &b->segments[i];
+            if ((s->n_tokens > 1) == chunks) {
+                if (chunks)
+                    add_tiles(gm, &p, s, i);
+                add_segment(gm, &p, s, i, output);
+            }
+            output += s->n_tokens - s->logits_from;
+        }
+        if (!chunks)
+            p.decode_rows = p.rows;
+    }
+    return p;
+}
+
+static int tell(struct gpu_model *gm, const struct gpu_plan *p, struct err *e)
+{
+    const struct {
+        gpu_ptr to;
+        const void *from;
+        uint64_t bytes;
+    } all[] = {
+        {gm->w.tokens, gm->tokens, p->rows * 4ull},
+        {gm->w.positions, gm->positions, p->rows * 4ull},
+        {gm->w.sequences, gm->sequences, p->rows * 4ull},
+        {gm->w.tables, gm->tables, (uint64_t)p->sequences * gm->table_ld * 4},
+        {gm->w.tiles, gm->tiles, p->tiles * sizeof *gm->tiles},
+        {gm->w.take, gm->take, p->outputs * 4ull},
+    };
+    int rc = 0;
+    for (size_t i = 0; i < sizeof all / sizeof *all && rc == 0; i++)
+        if (all[i].bytes)
+            rc = gm->g->ops->to_device(gm->g, GPU_COMPUTE, all[i].to, all[i].from, all[i].bytes, e);
+    if (rc == 0 && gm->received_any) {
+        rc = gm->g->ops->event_wait(gm->g, gm->received, GPU_COMPUTE, e);
+        gm->received_any = false;
+    }
+    return rc;
+}
+
+/* ---- running ---- */
+
+/* Calls layer_done as layers come, in order, while later ones compute. */
+static int announce(struct gpu_model *gm, const struct model_batch *b, struct err *e)
+{
+    for (uint32_t l = 0; b->layer_done && l < gm->c.n_layers; l++) {
+        int done = 0;
+        while (done == 0)
+            done = gm->g->ops->event_done(gm->g, gm->written[l], e);
+        if (done < 0)
+            return done;
+        b->layer_done(b->ctx, l);
+    }
+    return 0;
+}
+
+static int run_eager(struct gpu_model *gm, const struct model_batch *b, const struct gpu_plan *p,
+                     struct err *e)
+{
+    int rc = tell(gm, p, e);
+    if (rc == 0)
+        rc = gpu_step(gm, p, true, e);
+    if (rc == 0)
+        rc = announce(gm, b, e);
+    if (rc == 0 && p->outputs)
+        rc = gm->g->ops->to_host(gm->g, GPU_COMPUTE, b->logits, gm->w.logits,
+                                 (uint64_t)p->outputs * gm->c.vocab * 4, e);
+    return rc == 0 ? gm->g->ops->sync(gm->g, GPU_COMPUTE, e) : rc;
+}
+
+/* The graph size for a batch of single tokens that each give logits; GRAPH_SIZES: none. */
+static uint32_t graph_of(const struct gpu_model *gm, const struct gpu_plan *p)
+{
+    if (gm->o.no_graphs || p->tiles || p->outputs != p->rows || !p->rows)
+        return GRAPH_SIZES;
+    uint32_t i = 0;
+    while (i < GRAPH_SIZES && (1u << i) < p->rows)
+        i++;
+    return i < GRAPH_SIZES && (1u << i) <= gm->o.max_sequences ? i : GRAPH_SIZES;
+}
+
+/* Rows up to the graph's size: a token that nobody asked for, in a block that nobody has. */
+static void pad(struct gpu_model *gm, struct gpu_plan *p, uint32_t rows)
+{
+    if (rows > p->rows)
+        gm->tables[(size_t)p->sequences * gm->table_ld] = gm->o.pool_blocks;
+    for (uint32_t r = p->rows; r < rows; r++) {
+        gm->tokens[r] = gm->positions[r] = 0;
+        gm->sequences[r] = p->sequences;
+        gm->take[r] = r;
+    }
+    p->sequences += rows > p->rows;
+    p->rows = p->decode_rows = p->outputs = rows;
+    p->max_tokens = gm->context_tokens; /* a graph serves every length */
+}
+
+static int capture(struct gpu_model *gm, const struct gpu_plan *p, uint32_t size, struct err *e)
+{
+    struct gpu_graph *graph = NULL;
+    int rc = gm->g->ops->capture_begin(gm->g, e);
+    if (rc < 0)
+        return rc;
+    rc = gpu_step(gm, p, false, e);
+    int end = gm->g->ops->capture_end(gm->g, &graph, rc < 0 ? NULL : e);
+    if (rc < 0 || end < 0) {
+        if (end == 0)
+            gm->g->ops->graph_free(gm->g, graph);
+        return rc < 0 ? rc : end;
+    }
+    gm->graphs[size] = graph;
+    gm->stats.graphs++;
+    return 0;
+}
+
+static int run_graph(struct gpu_model *gm, const struct model_batch *b, struct gpu_plan *p,
+                     uint32_t size, struct err *e)
+{
+    uint32_t outputs = p->outputs;
+    pad(gm, p, 1u << size);
+    int rc = tell(gm, p, e);
+    if (rc == 0 && !gm->warm[size]) { /* the first time also finds the products' algorithms */
+        rc = gpu_step(gm, p, false, e);
+        gm->warm[size] = true;
+    } else if (rc == 0) {
+        if (!gm->graphs[size])
+            rc = capture(gm, p, size, e);
+        if (rc == 0)
+            rc = gm->g->ops->graph_run(gm->g, gm->graphs[size], e);
+        gm->stats.graph_runs++;
+    }
+    if (rc == 0)
+        rc = gm->g->ops->to_host(gm->g, GPU_COMPUTE, gm->logits, gm->w.logits,
+                                 (uint64_t)outputs * gm->c.vocab * 4, e);
+    if (rc == 0)
+        rc = gm->g->ops->sync(gm->g, GPU_COMPUTE, e);
+    if (rc < 0)
+        return rc;
+    memcpy(b->logits, gm->logits, (size_t)outputs * gm->c.vocab * 4);
+    for (uint32_t l = 0; b->layer_done && l < gm->c.n_layers; l++)
+        b->layer_done(b->ctx, l);
+    return 0;
+}
+
+int gpu_model_forward(struct gpu_model *gm, const struct model_batch *b, struct err *e)
+{
+    int rc = check_batch(gm, b, e);
+    if (rc < 0 || !b->n_segments)
+        return rc;
+    struct gpu_plan p = plan(gm, b);
+    uint32_t size = graph_of(gm, &p);
+    return size < GRAPH_SIZES ? run_graph(gm, b, &p, size, e) : run_eager(gm, b, &p, e);
+}
+
+/* ---- pieces of the cache ---- */
+
+static int piece_at(const struct gpu_model *gm, uint32_t block, uint32_t layer, gpu_ptr *out,
+                    struct err *e)
+{
+    if (block >= gm->o.pool_blocks || layer >= gm->c.n_layers)
+        return err_set(e, EINVAL, "KV block %u, layer %u: there is no such piece", block, layer);
+    *out = gm->pool + model_kv_piece_offset(&gm->kv, block, layer);
+    return 0;
+}
+
+int gpu_model_read_piece(struct gpu_model *gm, uint32_t block, uint32_t layer, void *out,
+                         struct err *e)
+{
+    gpu_ptr at = 0;
+    int rc = piece_at(gm, block, layer, &at, e);
+    if (rc == 0)
+        rc = gm->g->ops->event_wait(gm->g, gm->written[layer], GPU_COPY, e);
+    if (rc == 0)
+        rc = gm->g->ops->to_host(gm->g, GPU_COPY, out, at, gm->kv.piece_bytes, e);
+    return rc == 0 ? gm->g->ops->sync(gm->g, GPU_COPY, e) : rc;
+}
+
+int gpu_model_write_piece(struct gpu_model *gm, uint32_t block, uint32_t layer, const void *from,
+                          struct err *e)
+{
+    gpu_ptr at = 0;
+    int rc = piece_at(gm, block, layer, &at, e);
+    if (rc == 0)
+        rc = gm->g->ops->to_device(gm->g, GPU_COPY, at, from, gm->kv.piece_bytes, e);
+    if (rc == 0)
+        rc = gm->g->ops->event_record(gm->g, gm->received, GPU_COPY, e);
+    gm->received_any = true;
+    return rc;
+}

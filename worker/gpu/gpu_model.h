@@ -1,0 +1,49 @@
+/* gpu_model.h: the forward pass of worker/model on a GPU. Weights are taken from the same image
+ * (whole models only) and kept as bf16 on the device; activations between products are bf16, the
+ * residual and all sums f32, the KV cache f16 in the layout of model.h, so that blocks move between
+ * a GPU and a CPU worker as they are.
+ *
+ * Results are near the CPU's, not equal to them (DESIGN.md §4.4: GPUs are bounded, not equal); on
+ * one device a row's result does not depend on the other rows, except for the split of long decode
+ * contexts, which depends on how many sequences decode together.
+ *
+ * One thread owns a gpu_model, that of its gpu. Errors as in gpu.h; -EINVAL for a batch that is out
+ * of range (then nothing was computed), -ENOTSUP for a model that these kernels do not have (latent
+ * attention, heads of other sizes). Only batches of single tokens are captured as graphs, one for
+ * each of a few sizes, from the second time on. */
+#pragma once
+#include "kernels/cuda/gpu.h"
+#include "worker/model/model.h"
+
+struct gpu_model_options {
+    uint32_t max_rows;      /* tokens of a batch, 1..65536 */
+    uint32_t max_sequences; /* segments of a batch, 1..1024 */
+    uint32_t pool_blocks;   /* KV blocks on the device */
+    uint32_t block_tokens;  /* 0: MODEL_BLOCK_TOKENS */
+    bool no_graphs;
+};
+
+struct gpu_model;
+/* `m` is read here and needed no longer than the call; the gpu must outlive the result. */
+int gpu_model_new(struct gpu *g, const struct model *m, const struct gpu_model_options *o,
+                  struct gpu_model **out, struct err *e) MUST_CHECK;
+void gpu_model_free(struct gpu_model *gm);
+const struct model_kv *gpu_model_kv(const struct gpu_model *gm);
+
+/* As model_forward: `b->logits` is host memory. layer_done is called when the device has written
+ * the layer's KV, while it computes on. */
+int gpu_model_forward(struct gpu_model *gm, const struct model_batch *b, struct err *e) MUST_CHECK;
+
+/* A (block, layer) piece of the cache, piece_bytes of it. Reading may be done in layer_done: it
+ * waits for that layer only, on the copy stream, beside the computation. */
+int gpu_model_read_piece(struct gpu_model *gm, uint32_t block, uint32_t layer, void *out,
+                         struct err *e) MUST_CHECK;
+/* On the copy stream; the next forward waits for it. */
+int gpu_model_write_piece(struct gpu_model *gm, uint32_t block, uint32_t layer, const void *from,
+                          struct err *e) MUST_CHECK;
+
+struct gpu_model_stats {
+    uint64_t weight_bytes, kv_bytes, work_bytes; /* on the device */
+    uint64_t graph_runs, graphs;
+};
+struct gpu_model_stats gpu_model_stats(const struct gpu_model *gm);
