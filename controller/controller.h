@@ -80,6 +80,10 @@ int ctl_start(struct ctl *c, const struct kube_config *config, struct err *e) MU
 void ctl_end(struct ctl *c);
 void ctl_finish(struct ctl *c);
 
+/* expose.c: metrics of deployments and roles, from the caches */
+void expose_start(struct ctl *c);
+void expose_stop(struct ctl *c);
+
 /* rights.c: what the API server must allow. Started by main; the condition `Permitted` of every
  * deployment tells of what is missing. */
 int rights_start(struct ctl *c, struct err *e) MUST_CHECK;

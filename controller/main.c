@@ -22,6 +22,8 @@ static int start(struct ctl *c, struct err *e)
         rc = ctl_start(c, &config, e);
     if (!rc)
         rc = rights_start(c, e);
+    if (!rc)
+        expose_start(c);
     kube_config_fini(&config);
     return rc;
 }
@@ -59,6 +61,7 @@ int main(int argc, char **argv)
     uv_run(&loop, UV_RUN_DEFAULT);
     uv_close((uv_handle_t *)&term, NULL);
     uv_close((uv_handle_t *)&interrupt, NULL);
+    expose_stop(&c);
     ctl_finish(&c);
     (void)uv_loop_close(&loop); /* busy only when a handle could not be closed in time */
     return c.exit_code;
