@@ -11,7 +11,7 @@
 
 /* Compared by a test with the controller's Roles and ClusterRoles in the chart. */
 static const struct access_right always[] = {
-    {CRD_GROUP, "inferencedeployments", "list,watch", NULL, NULL},
+    {CRD_GROUP, "inferencedeployments", "list,watch,patch", NULL, NULL},
     {CRD_GROUP, "inferencedeployments/status", "patch", NULL, NULL},
     {CRD_GROUP, "inferencedeployments/finalizers", "update", NULL, NULL},
     {CRD_GROUP, "workerpools", "list,watch,create,patch,delete", NULL, NULL},
@@ -27,6 +27,7 @@ static const struct access_right always[] = {
     {"coordination.k8s.io", "leases", "create", NULL, NULL},
     {"coordination.k8s.io", "leases", "get,update", "baton-controller", NULL},
     {"", "nodes", "list,watch", NULL, "*"},
+    {CRD_GROUP, "nodeinventories", "list,watch", NULL, "*"},
 };
 /* Only where it serves external metrics. */
 static const struct access_right for_metrics[] = {
