@@ -18,7 +18,7 @@ static uint32_t body_max(uint8_t t)
     case CONTROL_HELLO: return CONTROL_HELLO_BYTES;
     case CONTROL_CHALLENGE: return CONTROL_NONCE_BYTES + CONTROL_MAC_BYTES;
     case CONTROL_PROOF: return CONTROL_MAC_BYTES;
-    case CONTROL_WELCOME: return 16;
+    case CONTROL_WELCOME: return CONTROL_WELCOME_MAX;
     case CONTROL_REFUSED: return 12;
     case CONTROL_PIECE: return CONTROL_PIECE_BYTES;
     default: return CONTROL_BODY_MAX;

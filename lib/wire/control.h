@@ -14,10 +14,11 @@
 #include "lib/base/buf.h"
 
 #define CONTROL_MAGIC        0x31585442u /* "BTX1" */
-#define CONTROL_VERSION      1u
+#define CONTROL_VERSION      2u
 #define CONTROL_HEADER_BYTES 16u
 #define CONTROL_MSG_BYTES    64u /* body of an ordinary message before list and payload */
 #define CONTROL_PIECE_BYTES  32u
+#define CONTROL_WELCOME_MAX  (16 + 64 * 40) /* lib/xfer/slices.h */
 #define CONTROL_NONCE_BYTES  32u
 #define CONTROL_MAC_BYTES    32u
 #define CONTROL_HELLO_BYTES  (64u + CONTROL_NONCE_BYTES + 8u)

@@ -6,7 +6,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
-#include <sys/mman.h>
 #include <unistd.h>
 #include <utlist.h>
 
@@ -18,7 +17,6 @@ struct conn *conn_new(struct xfer *x, enum conn_kind kind, int fd, uint64_t now_
     c->x = x;
     c->kind = kind;
     c->fd = fd;
-    c->got_fd = -1;
     c->deadline_ns = now_ns + (uint64_t)x->cfg.lease_ms * 1000000u;
     buf_init(&c->in, CONTROL_HEADER_BYTES + CONTROL_BODY_MAX + CONN_READ);
     buf_init(&c->hs, 4096);
@@ -37,15 +35,18 @@ void conn_free(struct conn *c)
 {
     DL_DELETE(c->x->conns, c);
     /* Unmapped before closed: D takes the end of file as proof that nobody writes. */
-    if (c->map)
-        munmap(c->map, c->map_len);
-    close_fdp(&c->got_fd);
+    slices_unmap(&c->map);
+    for (uint32_t i = 0; i < c->n_got; i++)
+        close_fdp(&c->got_fds[i]);
     close_fdp(&c->fd);
     buf_fini(&c->in);
     buf_fini(&c->hs);
     buf_fini(&c->out);
-    if (c->tx)
+    if (c->tx) {
         buf_fini(&c->tx->control);
+        free(c->tx->stage);
+    }
+    free(c->rx.whole);
     free(c->tx);
     free(c->push);
     free(c);
@@ -94,11 +95,11 @@ void conn_send(struct conn *c, const struct control_msg *m)
 
 /* ---- in ---- */
 
-static ssize_t recv_with_fd(struct conn *c, void *to, size_t n)
+static ssize_t recv_with_fds(struct conn *c, void *to, size_t n)
 {
     union {
         struct cmsghdr align;
-        char space[CMSG_SPACE(sizeof(int))];
+        char space[CMSG_SPACE(XFER_SLICES_MAX * sizeof(int))];
     } u;
     struct iovec iov = {to, n};
     struct msghdr m = {
@@ -106,8 +107,10 @@ static ssize_t recv_with_fd(struct conn *c, void *to, size_t n)
     ssize_t got = recvmsg(c->fd, &m, MSG_CMSG_CLOEXEC);
     const struct cmsghdr *h = got > 0 ? CMSG_FIRSTHDR(&m) : NULL;
     if (h && h->cmsg_level == SOL_SOCKET && h->cmsg_type == SCM_RIGHTS) {
-        close_fdp(&c->got_fd);
-        memcpy(&c->got_fd, CMSG_DATA(h), sizeof(int));
+        for (uint32_t i = 0; i < c->n_got; i++)
+            close_fdp(&c->got_fds[i]);
+        c->n_got = (uint32_t)((h->cmsg_len - CMSG_LEN(0)) / sizeof(int));
+        memcpy(c->got_fds, CMSG_DATA(h), c->n_got * sizeof(int));
     }
     return got;
 }
@@ -120,7 +123,8 @@ static ssize_t read_some(struct conn *c)
     void *end = c->in.data + c->in.n;
     ssize_t n;
     if (!direct) {
-        n = c->kind == CONN_SHM_OUT ? recv_with_fd(c, end, CONN_READ) : read(c->fd, end, CONN_READ);
+        n = c->kind == CONN_SHM_OUT ? recv_with_fds(c, end, CONN_READ)
+                                    : read(c->fd, end, CONN_READ);
         if (n > 0)
             c->in.n += (size_t)n;
         return n;
@@ -139,7 +143,6 @@ static ssize_t read_some(struct conn *c)
 static void piece_begin(struct conn *c, const struct control_frame *f)
 {
     struct xfer *x = c->x;
-    uint32_t block;
     if (c->kind != CONN_OUT || control_piece_decode(f, &c->rx.piece) ||
         c->rx.piece.bytes != x->cfg.piece_bytes) {
         conn_die(c, XFER_PEER_LOST, "the peer sent a piece of another shape");
@@ -147,10 +150,14 @@ static void piece_begin(struct conn *c, const struct control_frame *f)
     }
     c->rx.active = true;
     c->rx.got = 0;
-    c->rx.open = hand_d_piece_open(x->d, c->link, &c->rx.piece, &block);
-    if (c->rx.open)
-        c->rx.dst =
-            x->cfg.pool.base + block * x->cfg.block_bytes + c->rx.piece.layer * x->cfg.piece_bytes;
+    c->rx.open = hand_d_piece_open(x->d, c->link, &c->rx.piece, &c->rx.block);
+    if (c->rx.open && slices_flat(&x->pool)) {
+        c->rx.dst = slices_piece(&x->pool, c->rx.block, c->rx.piece.layer);
+    } else if (c->rx.open) {
+        if (!c->rx.whole)
+            c->rx.whole = xmalloc(x->cfg.piece_bytes);
+        c->rx.dst = c->rx.whole;
+    }
 }
 
 static void piece_end(struct conn *c, uint64_t now_ns)
@@ -158,6 +165,8 @@ static void piece_end(struct conn *c, uint64_t now_ns)
     c->rx.active = false;
     if (c->rx.open) {
         bool sound = crc32c(0, c->rx.dst, c->rx.piece.bytes) == c->rx.piece.crc;
+        if (sound && c->rx.dst == c->rx.whole)
+            slices_scatter(&c->x->pool, c->rx.block, c->rx.piece.layer, c->rx.whole);
         hand_d_piece_close(c->x->d, c->link, &c->rx.piece, sound, now_ns);
     }
 }

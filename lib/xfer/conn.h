@@ -11,6 +11,7 @@
 #include "lib/xfer/auth.h"
 #include "lib/xfer/hand.h"
 #include "lib/xfer/post.h"
+#include "lib/xfer/slices.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -36,8 +37,9 @@ enum conn_state {
 struct conn_rx {       /* a piece that is arriving */
     bool active, open; /* open: goes to dst; else it is read and dropped */
     struct control_piece piece;
-    uint8_t *dst;
-    uint32_t got;
+    uint8_t *dst;   /* in the pool, or `whole`: it lies there in slices */
+    uint8_t *whole; /* [piece_bytes], when first needed */
+    uint32_t got, block;
 };
 
 struct conn_tx { /* what one writev sends */
@@ -45,6 +47,7 @@ struct conn_tx { /* what one writev sends */
     struct iovec iov[1 + 2 * CONN_TX_PIECES];
     uint8_t head[CONN_TX_PIECES][CONTROL_HEADER_BYTES + CONTROL_PIECE_BYTES];
     uint64_t p_id[CONN_TX_PIECES];
+    uint8_t *stage; /* [CONN_TX_PIECES, piece_bytes] of a pool in slices, when first needed */
     uint32_t n_iov, at, first; /* first: index of the first piece's header in iov */
 };
 
@@ -71,9 +74,9 @@ struct conn {
     struct hand_push *push;
     size_t push_head, push_n, push_cap;
     bool path_known;
-    uint8_t *map; /* SHM_OUT: D's pool */
-    size_t map_len;
-    int got_fd; /* SHM_OUT: came with the welcome, -1: none */
+    struct slices map; /* SHM_OUT: D's pool, n 0: not mapped */
+    int got_fds[XFER_SLICES_MAX];
+    uint32_t n_got; /* SHM_OUT: came with the welcome */
     struct conn *prev, *next;
 };
 
@@ -83,6 +86,7 @@ struct xfer_metrics {
 
 struct xfer {
     struct xfer_cfg cfg;
+    struct slices pool;
     char *host, *shm_dir;
     struct auth_secret secret;
     uint16_t port;

@@ -50,16 +50,24 @@ void push_path(struct conn *in, enum xfer_path path)
     hand_p_path(in->link, path);
 }
 
-static const uint8_t *source(const struct xfer *x, const struct hand_push *p)
+/* The piece as it travels: in the pool, or put together in slot k of the stage. */
+static const uint8_t *source(const struct xfer *x, struct conn_tx *tx, uint32_t k,
+                             const struct hand_push *p)
 {
-    return x->cfg.pool.base + p->src_block * x->cfg.block_bytes + p->layer * x->cfg.piece_bytes;
+    if (slices_flat(&x->pool))
+        return slices_piece(&x->pool, p->src_block, p->layer);
+    if (!tx->stage)
+        tx->stage = xmalloc(CONN_TX_PIECES * x->cfg.piece_bytes);
+    uint8_t *piece = tx->stage + k * x->cfg.piece_bytes;
+    slices_gather(&x->pool, p->src_block, p->layer, piece);
+    return piece;
 }
 
 bool push_shm(struct conn *in, uint64_t now_ns)
 {
     struct conn *shm = in->pair;
     struct xfer *x = in->x;
-    if (in->dead || !shm || !shm->map || !in->path_known)
+    if (in->dead || !shm || !shm->map.n || !in->path_known)
         return false;
     size_t piece = x->cfg.piece_bytes, share = 0;
     while (in->push_head < in->push_n && share < SHM_SHARE) {
@@ -68,10 +76,10 @@ bool push_shm(struct conn *in, uint64_t now_ns)
         while (in->push_head < in->push_n && share < SHM_SHARE &&
                in->push[in->push_head].p_id == p_id) {
             const struct hand_push *p = &in->push[in->push_head++];
-            size_t at = p->dst_block * in->hello.block_bytes + p->layer * piece;
-            ASSERT(at + piece <= shm->map_len);
+            ASSERT(p->dst_block < in->hello.n_blocks);
             size_t whole = (size_t)p->n_blocks * x->cfg.n_layers * piece;
-            copy_bytes(shm->map + at, source(x, p), piece, whole >= COPY_STREAM_BYTES);
+            slices_copy(&shm->map, p->dst_block, &x->pool, p->src_block, p->layer,
+                        whole >= COPY_STREAM_BYTES);
             share += piece;
             n++;
         }
@@ -93,7 +101,7 @@ void push_fill(struct conn *in)
     size_t piece = x->cfg.piece_bytes, bytes = 0;
     for (uint32_t k = 0; push_ready(in) && k < CONN_TX_PIECES && bytes < CONN_TX_BYTES; k++) {
         const struct hand_push *p = &in->push[in->push_head++];
-        const uint8_t *src = source(x, p);
+        const uint8_t *src = source(x, tx, k, p);
         struct control_piece h = {p->id,    p->p_id,         p->dst_index,
                                   p->layer, (uint32_t)piece, crc32c(0, src, piece)};
         control_piece_encode(&h, tx->head[k]);

@@ -58,8 +58,9 @@ int shm_listen(struct xfer *x, struct err *e)
     x->shm_dir_fd = open(x->shm_dir, O_PATH | O_DIRECTORY | O_CLOEXEC);
     if (x->shm_dir_fd < 0)
         return err_set(e, errno, "shared directory %s: %s", x->shm_dir, strerror(errno));
-    if (x->cfg.pool.fd < 0)
-        return 0;
+    for (uint32_t i = 0; i < x->pool.n; i++)
+        if (x->pool.s[i].pool.fd < 0)
+            return 0;
     sweep(x);
     struct sockaddr_un a;
     socklen_t n = address(x, x->cfg.incarnation, &a);
@@ -119,46 +120,39 @@ void shm_give(struct conn *c)
         conn_die(c, XFER_WRONG_PEER, "no such session");
         return;
     }
-    uint8_t body[16], frame[CONTROL_HEADER_BYTES + 16];
-    le_put64(body, x->cfg.pool.len);
-    le_put64(body + 8, x->cfg.pool.fd_off);
-    control_frame_header(frame, CONTROL_WELCOME, body, sizeof body);
-    memcpy(frame + CONTROL_HEADER_BYTES, body, sizeof body);
+    uint8_t body[SLICES_BODY_MAX], frame[CONTROL_HEADER_BYTES + SLICES_BODY_MAX];
+    uint32_t body_n = (uint32_t)slices_encode(&x->pool, body), n = x->pool.n;
+    control_frame_header(frame, CONTROL_WELCOME, body, body_n);
+    memcpy(frame + CONTROL_HEADER_BYTES, body, body_n);
     union {
         struct cmsghdr align;
-        char space[CMSG_SPACE(sizeof(int))];
+        char space[CMSG_SPACE(XFER_SLICES_MAX * sizeof(int))];
     } u = {0};
-    struct iovec iov = {frame, sizeof frame};
-    struct msghdr m = {
-        .msg_iov = &iov, .msg_iovlen = 1, .msg_control = &u, .msg_controllen = sizeof u};
+    struct iovec iov = {frame, CONTROL_HEADER_BYTES + body_n};
+    struct msghdr m = {.msg_iov = &iov,
+                       .msg_iovlen = 1,
+                       .msg_control = &u,
+                       .msg_controllen = CMSG_SPACE(n * sizeof(int))};
     struct cmsghdr *h = CMSG_FIRSTHDR(&m);
     h->cmsg_level = SOL_SOCKET;
     h->cmsg_type = SCM_RIGHTS;
-    h->cmsg_len = CMSG_LEN(sizeof(int));
-    memcpy(CMSG_DATA(h), &x->cfg.pool.fd, sizeof(int));
+    h->cmsg_len = CMSG_LEN(n * sizeof(int));
+    for (uint32_t i = 0; i < n; i++)
+        memcpy(CMSG_DATA(h) + i * sizeof(int), &x->pool.s[i].pool.fd, sizeof(int));
     /* From here on P may write: the link is not over before this connection is. */
     out->pair = c;
     c->pair = out;
-    if (sendmsg(c->fd, &m, MSG_NOSIGNAL) != (ssize_t)sizeof frame)
+    if (sendmsg(c->fd, &m, MSG_NOSIGNAL) != (ssize_t)iov.iov_len)
         conn_die(c, XFER_PEER_LOST, "the pool could not be handed over");
 }
 
 static int map(struct conn *c, const struct control_frame *f)
 {
     const struct control_hello *d = &c->pair->hello;
-    uint64_t len = le_get64(f->body), off = le_get64(f->body + 8);
-    struct stat st;
-    if (f->n != 16 || c->got_fd < 0 || fstat(c->got_fd, &st) || len > (uint64_t)st.st_size ||
-        off > (uint64_t)st.st_size - len || d->block_bytes * d->n_blocks > len)
-        return -EINVAL;
-    void *p = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED, c->got_fd, (off_t)off);
-    if (p == MAP_FAILED)
-        return -errno;
-    (void)madvise(p, len, MADV_HUGEPAGE);
-    c->map = p;
-    c->map_len = len;
-    close_fdp(&c->got_fd);
-    return 0;
+    int rc = slices_map(&c->map, f->body, f->n, c->got_fds, c->n_got, d->n_blocks, d->n_layers,
+                        c->x->cfg.piece_bytes);
+    c->n_got = 0;
+    return rc;
 }
 
 void shm_welcome(struct conn *c, const struct control_frame *f)

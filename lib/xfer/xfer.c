@@ -85,12 +85,10 @@ static int check(const struct xfer_cfg *c, struct err *e)
         return err_set(e, EINVAL, "KV transfer needs an address and an incarnation");
     if (!c->secret_len || c->secret_len > XFER_SECRET_MAX)
         return err_set(e, EINVAL, "the peer secret must have 1 to %d bytes", XFER_SECRET_MAX);
-    if (!c->pool.base || !c->n_blocks || !c->n_layers || !c->piece_bytes ||
-        c->piece_bytes > UINT32_MAX || c->n_layers > 4096 ||
-        c->n_layers * c->piece_bytes > c->block_bytes || c->pool.len / c->block_bytes < c->n_blocks)
-        return err_set(e, EINVAL,
-                       "%u blocks of %zu bytes, %u layers of %zu, don't fit a KV pool of %zu",
-                       c->n_blocks, c->block_bytes, c->n_layers, c->piece_bytes, c->pool.len);
+    if (!c->n_blocks || !c->n_layers || !c->piece_bytes || c->piece_bytes > UINT32_MAX ||
+        c->n_layers > 4096 || c->n_layers * c->piece_bytes > c->block_bytes)
+        return err_set(e, EINVAL, "a KV pool of %u blocks of %zu bytes, %u layers of %zu, can't be",
+                       c->n_blocks, c->block_bytes, c->n_layers, c->piece_bytes);
     return 0;
 }
 
@@ -166,11 +164,14 @@ static int start(struct xfer *x, struct err *e)
 
 int xfer_new(const struct xfer_cfg *cfg, struct xfer **out, struct err *e)
 {
+    struct slices pool;
     int rc = check(cfg, e);
+    rc = rc ? rc : slices_of(cfg, &pool, e);
     if (rc)
         return rc;
     struct xfer *x = xcalloc(1, sizeof *x);
     x->cfg = *cfg;
+    x->pool = pool;
     x->host = xstrdup(cfg->host);
     x->shm_dir = cfg->shm_dir && *cfg->shm_dir ? xstrdup(cfg->shm_dir) : NULL;
     x->cfg.lease_ms = cfg->lease_ms ? cfg->lease_ms : LEASE_DEFAULT_MS;

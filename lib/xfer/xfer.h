@@ -54,6 +54,16 @@ struct xfer_pool {
     size_t fd_off; /* of base in fd, a multiple of the page size */
 };
 
+/* A part of a pool that is kept by one rank of a worker: some layers of every block, some KV heads
+ * of each. Block b's layer l lies at pool.base + b * block_bytes + (l - layer0) * (heads' share of
+ * a piece), K heads before V heads. */
+struct xfer_slice {
+    struct xfer_pool pool;
+    size_t block_bytes;
+    uint32_t layer0, layers, head0, heads;
+};
+#define XFER_SLICES_MAX 64u
+
 /* An anonymous shared pool: all of it allocated (so that this process's cgroup pays), sealed
  * against resizing. */
 int xfer_pool_new(struct xfer_pool *p, size_t len, struct err *e) MUST_CHECK;
@@ -73,12 +83,15 @@ struct xfer_cfg {
         *shm_dir; /* a directory that the workers of this host share, where they meet; NULL or "":
                    * no shm. $BATON_AGENT_DIR (hostPath), for $BATON_SHM_DIR is each pod's own. */
     enum xfer_policy policy;
-    struct xfer_pool pool;
+    struct xfer_pool pool; /* all of it in one place; else: */
+    const struct xfer_slice *slices;
+    uint32_t n_slices; /* together all layers and heads; 0: `pool` */
     uint32_t n_blocks, n_layers;
     size_t block_bytes,
-        piece_bytes;   /* piece = one layer of one block; n_layers * piece_bytes <= block_bytes */
-    uint64_t layout;   /* hash of model revision, KV dtype, block tokens: peers must agree */
-    uint32_t lease_ms; /* 0: 2000; heartbeats every fifth of it */
+        piece_bytes; /* piece = one layer of one block; n_layers * piece_bytes <= block_bytes */
+    uint32_t halves, n_heads; /* of a piece: K and V (2), or a latent (1); KV heads. 0: 1 */
+    uint64_t layout;          /* hash of model revision, KV dtype, block tokens: peers must agree */
+    uint32_t lease_ms;        /* 0: 2000; heartbeats every fifth of it */
     void (*wake)(
         void *arg); /* optional: called on the transfer thread when events wait (post a futex) */
     void *wake_arg;

@@ -1,8 +1,8 @@
-/* A management library that plays a scenario: cc -shared -fPIC -o libnvml.so nvml_script.c; NVML_SCRIPT names a file, read anew at
- * each call, one event a line, to which a test appends:
- *   devices 2        (first)            xid DEVICE CODE         ecc DEVICE COUNT        remap DEVICE pending|failed
- *   throttle DEVICE on|off              lost DEVICE             noevents                broken (nvmlInit fails)
- * Xids are delivered once each, in order. */
+/* A management library that plays a scenario: cc -shared -fPIC -o libnvml.so nvml_script.c;
+ * NVML_SCRIPT names a file, read anew at each call, one event a line, to which a test appends:
+ *   devices 2        (first)            xid DEVICE CODE         ecc DEVICE COUNT        remap
+ * DEVICE pending|failed throttle DEVICE on|off              lost DEVICE             noevents broken
+ * (nvmlInit fails) Xids are delivered once each, in order. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -94,13 +94,15 @@ int nvmlDeviceGetMemoryInfo(struct nvmlDevice_st *d, unsigned long long out[3])
     out[1] = out[2] = 40ull << 30;
     return 0;
 }
-int nvmlDeviceGetTotalEccErrors(struct nvmlDevice_st *d, int error, int counter, unsigned long long *out)
+int nvmlDeviceGetTotalEccErrors(struct nvmlDevice_st *d, int error, int counter,
+                                unsigned long long *out)
 {
     (void)error, (void)counter;
     *out = play().d[d->index].ecc;
     return 0;
 }
-int nvmlDeviceGetRemappedRows(struct nvmlDevice_st *d, unsigned *c, unsigned *u, unsigned *pending, unsigned *failed)
+int nvmlDeviceGetRemappedRows(struct nvmlDevice_st *d, unsigned *c, unsigned *u, unsigned *pending,
+                              unsigned *failed)
 {
     struct state s = play();
     *c = *u = 0;
