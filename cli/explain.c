@@ -338,6 +338,8 @@ int explain_main(int argc, char **argv)
     struct explain_options o = {0};
     struct kube_client *k;
     struct err e = {0};
+    static const char *const plain[] = {"--help", "--version", NULL};
+    cli_options_first(argc, argv, plain);
     int first, r = conf_parse(&prog, argc, argv, &o, &first, &e);
     if (r > 0)
         return 0;

@@ -26,7 +26,8 @@ def free_port() -> int:
 class Cluster:
     """kubeconfig, kubectl() and stop()."""
 
-    def __init__(self, controllers=("garbage-collector-controller",)):
+    def __init__(self, controllers=("garbage-collector-controller",), api_args=(), manager_args=()):
+        self.api_args, self.manager_args = api_args, manager_args  # or functions of the folder
         self.dir = Path(tempfile.mkdtemp(prefix="baton-k8s-"))
         self.procs = []
         self.token = secrets.token_hex(16)
@@ -40,6 +41,9 @@ class Cluster:
     def _spawn(self, name, *args):
         log = open(self.dir / f"{name}.log", "wb")
         self.procs.append(subprocess.Popen([BIN / name, *args], stdout=log, stderr=log, start_new_session=True))
+
+    def _args(self, given):
+        return given(self.dir) if callable(given) else given
 
     def _start(self, controllers):
         etcd, peer, api = free_port(), free_port(), free_port()
@@ -59,7 +63,7 @@ class Cluster:
                     "--service-account-signing-key-file", str(self.dir / "sa.key"),
                     "--token-auth-file", str(self.dir / "tokens.csv"), "--authorization-mode", "RBAC",
                     "--service-cluster-ip-range", "10.96.0.0/16",
-                    "--disable-admission-plugins", "ServiceAccount")
+                    "--disable-admission-plugins", "ServiceAccount", *self._args(self.api_args))
         ca = self.dir / "certs" / "apiserver.crt"
         self._wait_file(ca)
         data = base64.b64encode(ca.read_bytes()).decode()
@@ -71,7 +75,8 @@ class Cluster:
         if controllers:
             self._spawn("kube-controller-manager", "--kubeconfig", str(self.kubeconfig),
                         "--controllers", ",".join(controllers), "--leader-elect=false",
-                        "--secure-port", str(free_port()), "--cert-dir", str(self.dir / "kcm"))
+                        "--secure-port", str(free_port()), "--cert-dir", str(self.dir / "kcm"),
+                        *self._args(self.manager_args))
         self._wait_ready()
 
     def _wait_file(self, path, seconds=60):
