@@ -32,7 +32,8 @@ struct expected {
     uint64_t until_ns;
 };
 
-struct load; /* load.c */
+struct load;  /* load.c */
+struct doubt; /* doubt.c */
 
 struct ctl {
     uv_loop_t *loop;
@@ -52,7 +53,9 @@ struct ctl {
     struct httpd *http;
     struct access *access; /* NULL until rights_start */
     struct load *load;
+    struct standby *standby; /* standby.h */
     struct expected *expected;
+    struct doubt *doubts; /* doubt.c */
     uv_timer_t resync, ask_gang;
     bool leading, stopping;
     int exit_code;
@@ -68,6 +71,15 @@ struct step {
     json_t *body;
     enum rec_role role;
 };
+
+/* doubt.c: writes whose outcome is not known. doubt_keep takes the step over; doubt_take gives
+ * those of a key back for another try (*steps and their members are the caller's); doubt_free drops
+ * those of a key, NULL: all. */
+bool doubt_is(const struct step *s, const struct kube_result *r);
+void doubt_keep(struct ctl *c, const char *key, struct step *s);
+size_t doubt_take(struct ctl *c, const char *key, const char *namespace, struct step **steps);
+void doubt_free(struct ctl *c, const char *key);
+void step_fini(struct step *s);
 
 /* options.c */
 struct conf_prog;

@@ -18,6 +18,7 @@ struct turn {
     size_t n, at;
     uint64_t requeue_ms;
     uint64_t started_ns;
+    bool settling; /* its steps are writes of an earlier turn whose outcome is not known */
 };
 
 static struct metric *counter(const char *name, const char *help, const char *label,
@@ -36,6 +37,7 @@ static struct step *add_step(struct turn *t, const struct rec_action *a, enum ku
         .kind = a->kind,
         .role = a->role,
         .name = name,
+        .index = a->kind == REC_APPLY_PDB ? 0 : a->index,
         .why = xstrdup(a->why ? a->why : ""),
         .uid = a->uid ? xstrdup(a->uid) : NULL,
         .resource_version = a->resource_version ? xstrdup(a->resource_version) : NULL,
@@ -98,14 +100,78 @@ static void prepare_pdb(struct turn *t, const struct kube_infd *d, const struct 
     if (!w) /* the pool is being made in this turn: the next one has its uid */
         return;
     add_step(t, a, KUBE_APPLY, &kube_pdbs, xstrdup(name),
-             object_pdb(d, a->role, a->number, w->meta.uid));
+             object_pdb(d, a->role, a->number, a->index == 1, w->meta.uid));
+}
+
+/* A pod of an older revision is made from what that revision stored. */
+static void prepare_pod(struct turn *t, const struct kube_infd *d, const struct rec_action *a)
+{
+    struct err e = {0};
+    char wanted[17];
+    struct kube_infd *old = NULL;
+    pod_revision(d, infd_role_of(d, a->role), wanted);
+    if (a->revision && strcmp(a->revision, wanted) != 0)
+        old = revision_infd(t->ctl, d, a->role, a->revision, &e);
+    json_t *body = e.code ? NULL : pod_body(t->ctl, old ? old : d, a, &e);
+    if (body)
+        add_step(t, a, KUBE_CREATE, &kube_pods, xstrdup(a->name), body);
+    else
+        log_error("no pod can be made of this spec", LS("infd", t->key), LERR(&e));
+    free(old);
+}
+
+static void prepare_group(struct turn *t, const struct kube_infd *d, const struct rec_action *a)
+{
+    struct step *s;
+    switch (a->kind) {
+    case REC_CREATE_GANG:
+        add_step(t, a, KUBE_CREATE, &kube_pod_groups, xstrdup(a->group), group_gang(d, a));
+        break;
+    case REC_LIFT_GATE:
+        s = add_step(t, a, KUBE_PATCH, &kube_pods, xstrdup(a->name),
+                     group_lift(a, clock_wall_ns()));
+        s->call.patch_type = "application/strategic-merge-patch+json";
+        break;
+    default: add_step(t, a, KUBE_PATCH, &kube_pods, xstrdup(a->name), group_patch(a)); break;
+    }
+}
+
+static void prepare_revision(struct turn *t, const struct kube_infd *d, const struct rec_action *a)
+{
+    if (a->kind == REC_CREATE_REVISION)
+        add_step(t, a, KUBE_CREATE, &kube_revisions, xstrdup(a->name), revision_object(d, a));
+    else if (a->kind == REC_NUMBER_REVISION)
+        add_step(t, a, KUBE_PATCH, &kube_revisions, xstrdup(a->name),
+                 json_pack("{s:{s:s}, s:I}", "metadata", "uid", a->uid, "revision",
+                           (json_int_t)a->number64));
+    else
+        add_step(t, a, KUBE_DELETE, &kube_revisions, xstrdup(a->name), NULL);
+}
+
+/* The status, and an event when Ready begins to tell of a trouble. */
+static void prepare_status(struct turn *t, const struct kube_infd *d, const struct rec_plan *p,
+                           const struct rec_action *a)
+{
+    static const char *const calm[] = {"AllReady", "ScaledToZero", "Updating", "PodsNotReady",
+                                       "Paused"};
+    const struct rec_condition *now = &p->conditions[REC_READY];
+    const struct kube_condition *old = kube_condition_find(&d->conditions, "Ready");
+    struct step *s = add_step(t, a, KUBE_APPLY, &kube_infds, xstrdup(d->meta.name),
+                              object_status(d, p, t->ctl->opts.router_url));
+    s->call.subresource = "status";
+    if (old && old->reason && strcmp(old->reason, now->reason) == 0)
+        return;
+    for (size_t i = 0; i < sizeof calm / sizeof *calm; i++)
+        if (strcmp(now->reason, calm[i]) == 0)
+            return;
+    s->trouble = xstrdup(now->reason);
+    free(s->why);
+    s->why = xstrdup(now->message);
 }
 
 static void prepare(struct turn *t, const struct kube_infd *d, const struct rec_plan *p,
                     const struct rec_action *a)
 {
-    struct err e = {0};
-    json_t *body;
     switch (a->kind) {
     case REC_CREATE_SECRET:
         add_step(t, a, KUBE_CREATE, &kube_secrets, xasprintf("%s-peer", d->meta.name),
@@ -123,13 +189,13 @@ static void prepare(struct turn *t, const struct kube_infd *d, const struct rec_
         add_step(t, a, KUBE_DELETE, &kube_wps, pool_name(d, a->role), NULL);
         break;
     case REC_APPLY_PDB: prepare_pdb(t, d, a); break;
-    case REC_CREATE_POD:
-        body = pod_body(t->ctl, d, a, &e);
-        if (body)
-            add_step(t, a, KUBE_CREATE, &kube_pods, xstrdup(a->name), body);
-        else
-            log_error("no pod can be made of this spec", LS("infd", t->key), LERR(&e));
-        break;
+    case REC_CREATE_POD: prepare_pod(t, d, a); break;
+    case REC_CREATE_GANG:
+    case REC_LIFT_GATE:
+    case REC_GROUP_POD: prepare_group(t, d, a); break;
+    case REC_CREATE_REVISION:
+    case REC_NUMBER_REVISION:
+    case REC_DELETE_REVISION: prepare_revision(t, d, a); break;
     case REC_DELETE_POD: add_step(t, a, KUBE_DELETE, &kube_pods, xstrdup(a->name), NULL); break;
     case REC_LABEL_POD: prepare_label(t, a); break;
     case REC_RUNG_POD: prepare_rung(t, a); break;
@@ -138,11 +204,7 @@ static void prepare(struct turn *t, const struct kube_infd *d, const struct rec_
                  object_pool_status(d, p, a->role))
             ->call.subresource = "status";
         break;
-    case REC_STATUS:
-        add_step(t, a, KUBE_APPLY, &kube_infds, xstrdup(d->meta.name),
-                 object_status(d, p, t->ctl->opts.router_url))
-            ->call.subresource = "status";
-        break;
+    case REC_STATUS: prepare_status(t, d, p, a); break;
     }
 }
 
@@ -150,14 +212,8 @@ static void prepare(struct turn *t, const struct kube_infd *d, const struct rec_
 
 static void turn_free(struct turn *t)
 {
-    for (size_t i = 0; i < t->n; i++) {
-        struct step *s = &t->steps[i];
-        free(s->name);
-        free(s->uid);
-        free(s->resource_version);
-        free(s->why);
-        json_decref(s->body);
-    }
+    for (size_t i = 0; i < t->n; i++)
+        step_fini(&t->steps[i]);
     free(t->steps);
     free(t->key);
     free(t->namespace);
@@ -179,6 +235,8 @@ static void turn_end(struct turn *t, bool ok)
     observe("baton_controller_reconcile_seconds", "Time of one reconciliation, requests included.",
             t->started_ns);
     if (ok) {
+        if (t->settling)
+            queue_add(c->queue, t->key);
         if (t->requeue_ms)
             queue_add_after(c->queue, t->key, t->requeue_ms);
         if (c->expected)
@@ -200,9 +258,17 @@ static void tell(struct turn *t, const struct step *s)
                  {REC_LABEL_POD, "RoleChanged", "Relabel"},
                  {REC_SCALE_POOL, "Scaled", "Scale"},
                  {REC_CREATE_POOL, "WorkerPoolCreated", "Create"},
-                 {REC_DELETE_POOL, "WorkerPoolDeleted", "Delete"}};
+                 {REC_DELETE_POOL, "WorkerPoolDeleted", "Delete"},
+                 {REC_CREATE_REVISION, "RevisionCreated", "Create"},
+                 {REC_NUMBER_REVISION, "RevisionWanted", "Update"},
+                 {REC_GROUP_POD, "GroupStarted", "Start"},
+                 {REC_LIFT_GATE, "GroupReleased", "Schedule"}};
     struct kube_regarding about = {&kube_infds, t->namespace, t->infd, t->infd_uid, t->infd_rv};
-    char note[700];
+    char note[1024];
+    if (s->trouble)
+        kube_event(t->ctl->events, &about, "Warning", s->trouble, "Reconcile", s->why);
+    if (s->index) /* one event a group */
+        return;
     for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
         if (words[i].kind != s->kind)
             continue;
@@ -215,16 +281,26 @@ static void tell(struct turn *t, const struct step *s)
 
 static void next(struct turn *t);
 
-/* Someone got there first, or what was to be changed is gone: not failures, but the rest of the
- * plan may be out of date. */
+/* Someone got there first: not failures, and the rest of the plan holds. A delete that conflicts is
+ * one: what was to go may still be there, and the plan goes on as if it were not. */
 static bool benign(const struct step *s, const struct kube_result *r)
 {
     if (s->call.verb == KUBE_DELETE)
-        return r->status == 404 || r->status == 409;
-    return false;
+        return r->status == 404;
+    return s->kind == REC_CREATE_GANG && r->status == 409;
 }
 
-static void failed(struct turn *t, const struct step *s, const struct kube_result *r)
+/* The create of an earlier turn did succeed: what it made is asked for. */
+static bool made_before(const struct turn *t, struct step *s, const struct kube_result *r)
+{
+    if (!t->settling || s->call.verb != KUBE_CREATE || r->status != 409)
+        return false;
+    s->call.verb = KUBE_GET;
+    s->call.body = NULL;
+    return true;
+}
+
+static void failed(struct turn *t, struct step *s, const struct kube_result *r)
 {
     struct kube_regarding about = {&kube_infds, t->namespace, t->infd, t->infd_uid, t->infd_rv};
     char note[700];
@@ -244,6 +320,8 @@ static void failed(struct turn *t, const struct step *s, const struct kube_resul
             kube_event(t->ctl->events, &about, "Warning", "ActionFailed", "Reconcile", note);
         }
     }
+    for (size_t i = t->at; i < t->n && (i == t->at ? doubt_is(s, r) : t->settling); i++)
+        doubt_keep(t->ctl, t->key, &t->steps[i]);
     turn_end(t, false);
 }
 
@@ -254,6 +332,10 @@ static void on_done(const struct kube_result *r, void *ctx)
     metric_add(counter("baton_controller_actions_total", "Actions carried out, by kind.", "kind",
                        rec_kind_name(s->kind)),
                1);
+    if (made_before(t, s, r)) {
+        next(t);
+        return;
+    }
     if (r->err.code && !benign(s, r)) {
         failed(t, s, r);
         return;
@@ -316,12 +398,20 @@ void execute_work(struct queue *q, const char *key, void *ctx)
     struct rec_plan plan;
     struct arena a;
     uint64_t now = clock_wall_ns();
+    if (!d)
+        doubt_free(c, key);
     if (!d || !c->leading || c->stopping) {
         queue_done(q, key);
         return;
     }
     expected_prune(c);
     struct turn *t = turn_new(c, key, d);
+    t->n = doubt_take(c, key, t->namespace, &t->steps);
+    t->settling = t->n > 0;
+    if (t->settling) {
+        next(t);
+        return;
+    }
     arena_init(&a, ARENA_MAX);
     if (snapshot_build(c, d, &a, &snapshot) || reconcile(&snapshot, now, &a, &plan)) {
         log_error("the snapshot of a deployment is too large", LS("infd", key));

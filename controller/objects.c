@@ -78,15 +78,18 @@ json_t *object_secret(const struct kube_infd *d)
 }
 
 json_t *object_pdb(const struct kube_infd *d, enum rec_role role, int32_t min_available,
-                   const char *pool_uid)
+                   bool all_ranks, const char *pool_uid)
 {
     CLEANUP(free_charp) char *pool_name = xasprintf("%s-%s", d->meta.name, rec_role_name(role));
     json_t *owner = object_owner(kube_wps.api, kube_wps.kind, pool_name, pool_uid);
-    json_t *o = json_pack(
-        "{s:s, s:s, s:o, s:{s:i, s:s, s:{s:{s:s,s:s,s:s}}}}", "apiVersion", kube_pdbs.api, "kind",
-        kube_pdbs.kind, "metadata", meta(d, role, rec_role_name(role)), "spec", "minAvailable",
-        min_available, "unhealthyPodEvictionPolicy", "AlwaysAllow", "selector", "matchLabels",
-        LABEL_INFD, d->meta.name, LABEL_ROLE, rec_role_name(role), LABEL_RANK, "0");
+    json_t *labels =
+        json_pack("{s:s, s:s}", LABEL_INFD, d->meta.name, LABEL_ROLE, rec_role_name(role));
+    if (!all_ranks)
+        json_object_set_new(labels, LABEL_RANK, json_string("0"));
+    json_t *o = json_pack("{s:s, s:s, s:o, s:{s:i, s:s, s:{s:o}}}", "apiVersion", kube_pdbs.api,
+                          "kind", kube_pdbs.kind, "metadata", meta(d, role, rec_role_name(role)),
+                          "spec", "minAvailable", min_available, "unhealthyPodEvictionPolicy",
+                          "AlwaysAllow", "selector", "matchLabels", labels);
     json_object_set_new(json_object_get(o, "metadata"), "ownerReferences", json_pack("[o]", owner));
     return o;
 }
@@ -119,6 +122,8 @@ json_t *object_status(const struct kube_infd *d, const struct rec_plan *p, const
                   "conditions", object_conditions(p->conditions, REC_CONDITIONS), "url", url);
     if (p->revision)
         json_object_set_new(status, "revision", json_string(p->revision));
+    if (p->current)
+        json_object_set_new(status, "currentRevision", json_string(p->current));
     for (int i = 0; i < REC_STANDBY; i++)
         if (infd_has_role(d, (enum rec_role)i))
             json_object_set_new(status, rec_role_name((enum rec_role)i), counts(&p->counts[i]));

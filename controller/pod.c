@@ -1,5 +1,6 @@
 /* The pod of one group, as docs/contracts.md has it. */
 #include "controller/controller.h"
+#include "controller/standby.h"
 #include "lib/base/clock.h"
 #include "lib/decide/hash.h"
 
@@ -18,6 +19,22 @@ bool infd_has_role(const struct kube_infd *d, enum rec_role role)
     case REC_UNIFIED: return VIEW_HAS(&kube_infd_view, d, struct kube_infd, unified);
     default: return false;
     }
+}
+
+static int64_t at_least_one(int64_t n)
+{
+    return n > 0 ? n : 1;
+}
+
+int64_t role_ranks(const struct infd_role *r)
+{
+    const struct infd_parallelism *p = &r->parallelism;
+    return at_least_one(p->tensor) * at_least_one(p->pipeline) * at_least_one(p->data);
+}
+
+int64_t role_pods(const struct infd_role *r)
+{
+    return at_least_one(r->parallelism.pods);
 }
 
 /* Standby workers have the shape of the role that decodes. */
@@ -50,9 +67,62 @@ static char *map_text(const struct view_map *m)
     return b.data ? buf_take(&b) : xstrdup("");
 }
 
+/* What a spec of an older Baton could not say is hashed only where it is said, so that an upgrade
+ * of the controller changes no revision. */
+static size_t later_parts(const struct infd_role *role, char *text, size_t n,
+                          struct hash_part *parts)
+{
+    size_t k = 0, at = 0;
+    const struct infd_placement *p = &role->placement;
+    text[0] = 0;
+    if (role->parallelism.pods > 1) {
+        int len = snprintf(text, n, "%lld", (long long)role->parallelism.pods);
+        parts[k++] = (struct hash_part){"pods", text};
+        at = (size_t)len + 1;
+    }
+    if (p->pack_by) {
+        parts[k++] = (struct hash_part){"packBy", p->pack_by};
+        parts[k++] = (struct hash_part){"packMode", p->mode ? p->mode : "Preferred"};
+    }
+    char *claims = text + at;
+    size_t len = 0;
+    for (size_t i = 0; i < role->claims.n && at + len < n; i++) {
+        const struct infd_claim *c = VIEW_AT(struct infd_claim, role->claims, i);
+        len += (size_t)snprintf(claims + len, n - at - len, "%s=%s;", c->name, c->claim_template);
+    }
+    if (role->claims.n)
+        parts[k++] = (struct hash_part){"resourceClaims", claims};
+    return k;
+}
+
+void pod_pair(const struct kube_infd *d, char out[17])
+{
+    char block[24];
+    snprintf(block, sizeof block, "%lld", (long long)d->kv_block_tokens);
+    struct hash_part parts[] = {
+        {"source", d->model_source}, {"sha256", d->model_sha256}, {"block", block},
+        {"dtype", d->kv_dtype},      {"image", d->engine_image},  {"template", d->engine_template},
+    };
+    hash_revision(parts, sizeof parts / sizeof *parts, out);
+}
+
+void infd_revision(const struct kube_infd *d, char out[17])
+{
+    struct hash_part parts[REC_STANDBY];
+    char hashes[REC_STANDBY][17];
+    size_t n = 0;
+    for (int i = 0; i < REC_STANDBY; i++) {
+        if (!infd_has_role(d, (enum rec_role)i))
+            continue;
+        pod_revision(d, infd_role_of(d, (enum rec_role)i), hashes[i]);
+        parts[n++] = (struct hash_part){rec_role_name((enum rec_role)i), hashes[i]};
+    }
+    hash_revision(parts, n, out);
+}
+
 void pod_revision(const struct kube_infd *d, const struct infd_role *role, char out[17])
 {
-    char numbers[256];
+    char numbers[256], later[4096];
     const struct infd_parallelism *p = &role->parallelism;
     CLEANUP(free_charp) char *requests = map_text(&role->requests);
     CLEANUP(free_charp) char *limits = map_text(&role->limits);
@@ -62,7 +132,7 @@ void pod_revision(const struct kube_infd *d, const struct infd_role *role, char 
              (long long)d->model_max_context_tokens, (long long)p->tensor, (long long)p->pipeline,
              (long long)p->expert, (long long)p->data, (long long)d->kv_block_tokens,
              (long long)d->engine_port, (unsigned long long)pod_drain_seconds(d));
-    struct hash_part parts[] = {
+    struct hash_part parts[17] = {
         {"model", d->model_name},         {"source", d->model_source},
         {"sha256", d->model_sha256},      {"numbers", numbers},
         {"dtype", d->kv_dtype},           {"kv", d->kv_size},
@@ -71,7 +141,7 @@ void pod_revision(const struct kube_infd *d, const struct infd_role *role, char 
         {"affinity", role->affinity},     {"image", d->engine_image},
         {"template", d->engine_template},
     };
-    hash_revision(parts, sizeof parts / sizeof *parts, out);
+    hash_revision(parts, 13 + later_parts(role, later, sizeof later, parts + 13), out);
 }
 
 static bool quantities_valid(const struct view_map *m)
@@ -86,6 +156,12 @@ static bool quantities_valid(const struct view_map *m)
 static bool resources_valid(const struct infd_role *r)
 {
     return quantities_valid(&r->requests) && quantities_valid(&r->limits);
+}
+
+static bool pods_valid(const struct infd_role *r)
+{
+    int64_t ranks = role_ranks(r), pods = role_pods(r);
+    return pods <= 64 && ranks % pods == 0;
 }
 
 const char *pod_invalid(const struct kube_infd *d)
@@ -106,6 +182,8 @@ const char *pod_invalid(const struct kube_infd *d)
         return "a role's resources hold what is not a quantity such as 2Gi, or a negative one";
     if (d->kv_size && (str_to_quantity_milli(str_c(d->kv_size), &milli) || milli <= 0))
         return "spec.kvCache.size is not a quantity such as 2Gi";
+    if (!pods_valid(&d->prefill) || !pods_valid(&d->decode) || !pods_valid(&d->unified))
+        return "a role's parallelism.pods does not divide its tensor * pipeline * data ranks";
     if (strlen(d->meta.name) > 50)
         return "the name is longer than 50 characters, which leaves no room for the names of pods";
     return NULL;
@@ -173,8 +251,11 @@ static json_t *environment(const struct ctl *c, const struct kube_infd *d,
     env(l, "BATON_KV_DTYPE", d->kv_dtype ? d->kv_dtype : "f16");
     env_n(l, "BATON_KV_BYTES", kv_milli / 1000);
     env_n(l, "BATON_MAX_CONTEXT", d->model_max_context_tokens);
-    env_n(l, "BATON_TP", role->parallelism.tensor ? role->parallelism.tensor : 1);
-    env_n(l, "BATON_PP", role->parallelism.pipeline ? role->parallelism.pipeline : 1);
+    env_n(l, "BATON_TP", at_least_one(role->parallelism.tensor));
+    env_n(l, "BATON_PP", at_least_one(role->parallelism.pipeline));
+    env_n(l, "BATON_EP", at_least_one(role->parallelism.expert));
+    env_n(l, "BATON_DP", at_least_one(role->parallelism.data));
+    env_n(l, "BATON_PODS", role_pods(role));
     env(l, "BATON_HTTP_PORT", "8000");
     env(l, "BATON_XFER_PORT", "8001");
     env_n(l, "BATON_DRAIN_SECONDS", (int64_t)pod_drain_seconds(d));
@@ -277,30 +358,6 @@ static void place(json_t *spec, const struct kube_infd *d, const struct infd_rol
                         json_integer((json_int_t)pod_drain_seconds(d) + 30));
 }
 
-static json_t *metadata(const struct kube_infd *d, const struct rec_action *a)
-{
-    json_t *ann = json_object();
-    char time[40];
-    if (a->epoch) {
-        snprintf(time, sizeof time, "%u", a->epoch);
-        json_object_set_new(ann, ANN_EPOCH, json_string(time));
-    }
-    if (a->crash)
-        json_object_set_new(ann, ANN_LAST_CRASH, json_string(a->crash));
-    if (a->backoff_until_ns)
-        json_object_set_new(ann, ANN_BACKOFF_UNTIL,
-                            json_string(clock_rfc3339(a->backoff_until_ns, 0, time)));
-    json_t *m =
-        json_pack("{s:s, s:s, s:{s:s,s:s,s:s,s:s,s:s,s:s,s:s}, s:o, s:[o]}", "name", a->name,
-                  "namespace", d->meta.namespace, "labels", "app.kubernetes.io/name",
-                  "baton-worker", "app.kubernetes.io/managed-by", "baton-controller", LABEL_INFD,
-                  d->meta.name, LABEL_ROLE, rec_role_name(a->role), LABEL_RANK, "0", LABEL_GROUP,
-                  a->name, LABEL_REVISION, a->revision, "annotations", ann, "ownerReferences",
-                  object_owner(kube_infds.api, kube_infds.kind, d->meta.name, d->meta.uid));
-    ASSERT(m);
-    return m;
-}
-
 json_t *pod_body(const struct ctl *c, const struct kube_infd *d, const struct rec_action *a,
                  struct err *e)
 {
@@ -309,6 +366,8 @@ json_t *pod_body(const struct ctl *c, const struct kube_infd *d, const struct re
     if (!spec)
         return NULL;
     place(spec, d, role);
+    standby_place(c, d, role, spec);
+    group_place(spec, c, role, a);
     return json_pack("{s:s, s:s, s:o, s:o}", "apiVersion", "v1", "kind", "Pod", "metadata",
-                     metadata(d, a), "spec", spec);
+                     group_metadata(d, a), "spec", spec);
 }

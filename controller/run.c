@@ -1,5 +1,6 @@
 /* The controller from its caches to its end: what starts, what wakes a key, who leads. */
 #include "controller/controller.h"
+#include "controller/standby.h"
 #include "lib/base/log.h"
 #include "lib/base/metrics.h"
 #include "lib/base/rng.h"
@@ -38,10 +39,30 @@ static void on_child(const void *old, const void *now, void *ctx)
     enqueue(ctx, o->meta.namespace, kube_label(&o->meta, LABEL_INFD));
 }
 
+/* Groups of several pods wait for one turn in their namespace: whoever has one looks again. */
+static bool enqueue_grouped(const void *object, void *ctx)
+{
+    const struct kube_infd *d = object;
+    if (d->prefill.parallelism.pods > 1 || d->decode.parallelism.pods > 1 ||
+        d->unified.parallelism.pods > 1)
+        enqueue(ctx, d->meta.namespace, d->meta.name);
+    return true;
+}
+
 static void on_pod(const void *old, const void *now, void *ctx)
 {
+    struct ctl *c = ctx;
+    const struct kube_pod *p = now ? now : old, *q = old;
+    bool placed = old && now && !q->node == !p->node && q->gates.n == p->gates.n;
     expected_seen(ctx, old, now);
     on_child(old, now, ctx);
+    if (kube_label(&p->meta, LABEL_GROUP_SIZE) && !placed)
+        kube_cache_each(c->infds, enqueue_grouped, c);
+}
+
+static void on_node(const void *old, const void *now, void *ctx)
+{
+    nodes_changed(ctx, old, now, enqueue);
 }
 
 /* The first kind that has not been listed yet; NULL when all have been. */
@@ -54,11 +75,13 @@ static const char *missing(const struct ctl *c)
                {c->wps, "workerpools (are the CRDs installed?)"},
                {c->pods, "pods"},
                {c->secrets, "secrets"},
-               {c->pdbs, "poddisruptionbudgets"}};
+               {c->pdbs, "poddisruptionbudgets"},
+               {c->revisions, "controllerrevisions"},
+               {c->pod_groups, "podgroups"}};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        if (!kube_cache_synced(all[i].cache))
+        if (all[i].cache && !kube_cache_synced(all[i].cache))
             return all[i].what;
-    return NULL;
+    return c->gang_known ? NULL : "podgroups (asking whether the API server has them)";
 }
 
 static bool synced(const struct ctl *c)
@@ -95,6 +118,8 @@ static void on_resync(uv_timer_t *t)
     uv_timer_start(t, on_resync, 300000 + rng_below(&r, 300000), 0);
 }
 
+static void ask_gang(uv_timer_t *t);
+
 static int start_caches(struct ctl *c, struct err *e)
 {
     struct {
@@ -110,10 +135,17 @@ static int start_caches(struct ctl *c, struct err *e)
           .on_change = on_pod}},
         {&c->secrets, {.kind = &kube_secrets, .label_selector = LABEL_INFD, .on_change = on_child}},
         {&c->pdbs, {.kind = &kube_pdbs, .label_selector = LABEL_INFD, .on_change = on_child}},
+        {&c->revisions,
+         {.kind = &kube_revisions,
+          .label_selector = LABEL_INFD,
+          .index_label = LABEL_INFD,
+          .on_change = on_child}},
+        {&c->nodes, {.kind = &kube_nodes, .on_change = on_node}},
         {&c->routers, {.kind = &kube_pods, .label_selector = c->opts.router_selector}},
     };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
-        all[i].cfg.namespace = c->namespace;
+        if (all[i].cfg.kind->namespaced)
+            all[i].cfg.namespace = c->namespace;
         all[i].cfg.on_synced = on_synced;
         all[i].cfg.ctx = c;
         int rc = kube_cache_start(c->client, &all[i].cfg, all[i].cache, e);
@@ -121,6 +153,44 @@ static int start_caches(struct ctl *c, struct err *e)
             return rc;
     }
     return 0;
+}
+
+/* Whether groups are placed by the API server's own gangs: asked once, at the start. */
+static void on_gang_answer(const struct kube_result *r, void *ctx)
+{
+    struct ctl *c = ctx;
+    struct err e = {0};
+    struct kube_cache_config cfg = {.kind = &kube_pod_groups,
+                                    .namespace = c->namespace,
+                                    .label_selector = LABEL_INFD,
+                                    .index_label = LABEL_INFD,
+                                    .on_change = on_child,
+                                    .on_synced = on_synced,
+                                    .ctx = c};
+    if (!r->status || r->status >= 500 || r->status == 429) {
+        uv_timer_start(&c->ask_gang, ask_gang, 1000, 0);
+        return;
+    }
+    if (!r->err.code && kube_cache_start(c->client, &cfg, &c->pod_groups, &e) == 0)
+        c->gang = REC_GANG_NATIVE;
+    c->gang_known = true;
+    log_info("groups of several pods are placed all or none",
+             LS("by", c->gang == REC_GANG_NATIVE ? "PodGroups" : "scheduling gates"));
+    begin_if_ready(c);
+}
+
+static void ask_gang(uv_timer_t *t)
+{
+    struct ctl *c = t->data;
+    struct err e = {0};
+    struct kube_call call = {.verb = KUBE_LIST,
+                             .kind = &kube_pod_groups,
+                             .namespace = c->namespace,
+                             .label_selector = LABEL_INFD,
+                             .done = on_gang_answer,
+                             .ctx = c};
+    if (kube_start(c->client, &call, &e))
+        log_error("can't ask for podgroups", LERR(&e));
 }
 
 static void stop(struct ctl *c, int code)
@@ -211,9 +281,9 @@ static int http_state(void *ctx, struct buf *out)
 static void handle(struct httpd_req *r, void *ctx)
 {
     struct httpd_std std = {.ready = http_ready, .state = http_state, .ctx = ctx};
-    if (!httpd_standard(r, &std))
+    if (!httpd_standard(r, &std) && !scaling_http(ctx, r))
         httpd_replyf(r, 404, "text/plain",
-                     "not found: try /healthz, /readyz, /metrics or /debug/state\n");
+                     "not found: try /healthz, /readyz, /metrics, /debug/state or /v1/scaling\n");
 }
 
 static int start_http(struct ctl *c, struct err *e)
@@ -237,7 +307,11 @@ int ctl_start(struct ctl *c, const struct kube_config *config, struct err *e)
     rc = uv_timer_init(c->loop, &c->resync);
     if (rc)
         return err_set(e, -rc, "can't make a timer: %s", uv_strerror(rc));
-    c->resync.data = c;
+    rc = uv_timer_init(c->loop, &c->ask_gang);
+    if (rc)
+        return err_set(e, -rc, "can't make a timer: %s", uv_strerror(rc));
+    c->resync.data = c->ask_gang.data = c;
+    c->usable_nodes_stale = true;
     uv_timer_start(&c->resync, on_resync, 300000, 0);
     const char *ns = c->opts.namespace;
     c->namespace = strcmp(ns, "*") == 0 ? NULL : *ns ? ns : kube_namespace(c->client);
@@ -253,6 +327,10 @@ int ctl_start(struct ctl *c, const struct kube_config *config, struct err *e)
     if (!rc)
         rc = start_caches(c, e);
     if (!rc)
+        uv_timer_start(&c->ask_gang, ask_gang, 0, 0);
+    if (!rc)
+        rc = standby_start(c, enqueue, e);
+    if (!rc)
         rc = load_start(c, e);
     if (!rc)
         rc = start_http(c, e);
@@ -263,11 +341,16 @@ void ctl_finish(struct ctl *c)
 {
     access_stop(c->access);
     load_stop(c);
+    standby_stop(c);
     kube_cache_stop(c->infds);
     kube_cache_stop(c->wps);
     kube_cache_stop(c->pods);
     kube_cache_stop(c->secrets);
     kube_cache_stop(c->pdbs);
+    kube_cache_stop(c->revisions);
+    kube_cache_stop(c->nodes);
+    if (c->pod_groups)
+        kube_cache_stop(c->pod_groups);
     kube_cache_stop(c->routers);
     kube_events_free(c->events);
     if (c->http)
@@ -275,7 +358,9 @@ void ctl_finish(struct ctl *c)
     queue_free(c->queue);
     kube_client_free(c->client);
     expected_free(c);
+    doubt_free(c, NULL);
     uv_close((uv_handle_t *)&c->resync, NULL);
+    uv_close((uv_handle_t *)&c->ask_gang, NULL);
     for (int i = 0; i < 100 && uv_loop_alive(c->loop); i++)
         uv_run(c->loop, UV_RUN_NOWAIT); /* handles close and free what they belong to */
 }

@@ -1,6 +1,7 @@
 /* From the caches (kube's views) to lib/decide's own structs. Everything is copied into the arena:
  * the requests that follow outlive what the caches hold now. */
 #include "controller/controller.h"
+#include "controller/standby.h"
 #include "lib/base/clock.h"
 
 #include <errno.h>
@@ -14,6 +15,13 @@ struct build {
     size_t n, cap;
     struct rec_rival *rivals;
     size_t n_rivals, rivals_cap;
+    struct rec_revision *revisions;
+    size_t n_revisions, revisions_cap;
+    struct gang_group *gangs;
+    size_t n_gangs, gangs_cap;
+    const char **pod_groups;
+    size_t n_pod_groups, pod_groups_cap;
+    uint64_t look_again_ns;
     bool oom;
 };
 
@@ -93,80 +101,121 @@ static const char *crash_record(struct build *b, const struct kube_pod *p,
     return text;
 }
 
-/* What is wrong with its containers, in words; the record of the last end in *crash, its time in
- * *at. */
-static const char *trouble(struct build *b, const struct kube_pod *p, const char **crash,
-                           uint64_t *at)
+/* The record of the last end of a container in *crash, its time in *at. */
+static void last_end(struct build *b, const struct kube_pod *p, const char **crash, uint64_t *at)
 {
-    const char *text = p->reason ? keep(b, p->message ? p->message : p->reason) : NULL;
     for (size_t i = 0; i < p->containers.n; i++) {
         const struct kube_container_status *c =
             VIEW_AT(struct kube_container_status, p->containers, i);
         const struct kube_terminated *t = c->now.has ? &c->now : &c->last;
-        if (t->has) {
-            *at = t->finished_ns > *at ? t->finished_ns : *at;
-            *crash = crash_record(b, p, c, t);
-        }
-        bool bad = c->now.has || (c->waiting_reason && c->restarts > 0) ||
-                   (c->waiting_reason && strcmp(c->waiting_reason, "ContainerCreating") != 0 &&
-                    strcmp(c->waiting_reason, "PodInitializing") != 0);
-        if (bad && t->has)
-            text = arena_printf(b->a, "%s: %s, exit code %lld",
-                                c->waiting_reason ? c->waiting_reason : "ended",
-                                t->reason ? t->reason : "no reason given", (long long)t->exit_code);
-        else if (bad)
-            text = keep(b, c->waiting_reason);
+        if (!t->has)
+            continue;
+        *at = t->finished_ns > *at ? t->finished_ns : *at;
+        *crash = crash_record(b, p, c, t);
     }
-    return text;
 }
 
-/* What the agent says of a worker that can't serve ("needs 9.1 GiB, node has 7.8"); NULL when it is
- * only starting, draining or changing its role. */
-static const char *worker_trouble(struct build *b, const struct kube_pod *p)
+/* When the ranks of a failed epoch ended: the time in the agent's record. */
+static uint64_t crash_time(const char *record)
 {
-    static const char *const words[] = {"WorkerCrashed", "InsufficientMemory"};
-    const struct kube_condition *c = kube_condition_find(&p->conditions, GATE_ROLE);
-    for (size_t i = 0; c && c->reason && i < sizeof words / sizeof *words; i++)
-        if (strcmp(c->reason, words[i]) == 0)
-            return arena_printf(b->a, "%s: %.300s", c->reason, c->message ? c->message : "");
-    return NULL;
+    CLEANUP(json_decrefp) json_t *o = record ? json_parse(str_c(record), 65536, 0, NULL) : NULL;
+    const char *time = json_str_at(o, "time", NULL);
+    uint64_t ns;
+    return time && !clock_parse_rfc3339(time, &ns) ? ns : 0;
+}
+
+static uint32_t count_at(const struct kube_meta *m, const char *key)
+{
+    int32_t n = annotation_number(m, key);
+    return n > 0 ? (uint32_t)n : 0;
+}
+
+static bool gated(const struct kube_pod *p)
+{
+    for (size_t i = 0; i < p->gates.n; i++)
+        if (strcmp(VIEW_AT(struct kube_gate, p->gates, i)->name, GATE_GANG) == 0)
+            return true;
+    return false;
+}
+
+static int32_t label_number(const struct kube_meta *m, const char *key)
+{
+    int64_t v;
+    const char *text = kube_label(m, key);
+    return text && !str_to_i64(str_c(text), 0, 4096, &v) ? (int32_t)v : 0;
+}
+
+static void fill_group(struct build *b, const struct kube_pod *p, struct rec_pod *out)
+{
+    const char *record = kube_annotation(&p->meta, ANN_LAST_CRASH);
+    out->size = label_number(&p->meta, LABEL_GROUP_SIZE);
+    if (out->size <= 1)
+        return;
+    out->group = keep(b, kube_label(&p->meta, LABEL_GROUP));
+    out->index = label_number(&p->meta, LABEL_INDEX);
+    out->peers = keep(b, kube_annotation(&p->meta, ANN_PEERS));
+    out->failed_epoch = count_at(&p->meta, ANN_FAILED_EPOCH);
+    out->gated = gated(p);
+    out->lifted_ns = annotation_time(&p->meta, ANN_GANG_LIFTED);
+    if (out->failed_epoch && !out->failed_ns)
+        out->failed_ns = crash_time(record);
+}
+
+static void fill_trouble(struct build *b, const struct kube_pod *p, struct rec_pod *out)
+{
+    struct trouble t;
+    uint64_t again = 0;
+    enum node_state node = nodes_state(b->ctl, p, &again);
+    if (again && (!b->look_again_ns || again < b->look_again_ns))
+        b->look_again_ns = again;
+    out->leaving = node == NODE_LEAVING;
+    out->lost = node == NODE_LOST && !out->ready;
+    CLEANUP(free_charp) char *fault = standby_must_leave(p);
+    if (fault) {
+        out->leaving = true;
+        out->reason = "DeviceFault";
+        out->trouble = keep(b, fault);
+    }
+    if (fault || !trouble_of(p, node, &t))
+        return;
+    out->reason = t.reason;
+    out->trouble = keep(b, t.text);
+    out->disrupted = t.disrupted;
+    out->unschedulable = t.unschedulable;
 }
 
 static void fill_pod(struct build *b, const struct kube_pod *p, struct rec_pod *out)
 {
-    const struct kube_condition *scheduled = kube_condition_find(&p->conditions, "PodScheduled");
     const char *actual = kube_annotation(&p->meta, ANN_ACTUAL_ROLE);
-    const char *crash = NULL;
+    const char *crash = NULL, *record = kube_annotation(&p->meta, ANN_LAST_CRASH);
     uint64_t ended = 0;
     bool failed =
         p->phase && (strcmp(p->phase, "Failed") == 0 || strcmp(p->phase, "Succeeded") == 0);
-    const char *text = trouble(b, p, &crash, &ended);
-    bool unschedulable = !p->node && scheduled && strcmp(scheduled->status, "False") == 0 &&
-                         scheduled->reason && strcmp(scheduled->reason, "Unschedulable") == 0;
-    if (unschedulable && scheduled->message)
-        text = arena_printf(b->a, "%.300s", scheduled->message);
-    const char *worker = worker_trouble(b, p), *record = kube_annotation(&p->meta, ANN_LAST_CRASH);
-    int32_t epoch = annotation_number(&p->meta, ANN_EPOCH);
+    last_end(b, p, &crash, &ended);
     *out = (struct rec_pod){
         .name = keep(b, p->meta.name),
         .uid = keep(b, p->meta.uid),
         .resource_version = keep(b, p->meta.resource_version),
         .role = rec_role_parse(kube_label(&p->meta, LABEL_ROLE)),
         .revision = keep(b, kube_label(&p->meta, LABEL_REVISION)),
+        .pair = keep(b, kube_label(&p->meta, LABEL_PAIR)),
+        .ip = p->ip && *p->ip ? keep(b, p->ip) : NULL,
         .ready = kube_condition_true(&p->conditions, "Ready"),
         .deleting = p->meta.deleted_ns || expected_deleted(b->ctl, p->meta.uid),
         .failed = failed,
-        .unschedulable = unschedulable,
-        .trouble = worker ? worker : text,
+        .placed = p->node != NULL,
         .rung = rec_rung_parse(kube_annotation(&p->meta, ANN_RUNG)),
         .standby_ready = actual && strcmp(actual, "standby") == 0,
         .created_ns = p->meta.created_ns,
         .failed_ns = failed ? ended : 0,
         .backoff_until_ns = annotation_time(&p->meta, ANN_BACKOFF_UNTIL),
-        .epoch = epoch > 0 ? (uint32_t)epoch : 0,
+        .backoff_s = count_at(&p->meta, ANN_BACKOFF_S),
+        .epoch = count_at(&p->meta, ANN_EPOCH),
         .load = load_of_pod(b->ctl, p->meta.uid),
         .crash = record ? keep(b, record) : crash,
     };
+    fill_group(b, p, out);
+    fill_trouble(b, p, out);
 }
 
 static void add_pod(struct build *b, const struct kube_pod *p)
@@ -192,6 +241,96 @@ static bool each_pod(const void *object, void *ctx)
     if (is_ours(b, object))
         add_pod(b, object);
     return !b->oom;
+}
+
+static bool each_revision(const void *object, void *ctx)
+{
+    struct build *b = ctx;
+    const struct kube_revision *v = object;
+    if (!owned(&v->meta, b->d->meta.uid) || v->meta.deleted_ns)
+        return true;
+    if (!grow(b, (void **)&b->revisions, b->n_revisions, &b->revisions_cap, sizeof *b->revisions))
+        return false;
+    struct rec_revision *out = &b->revisions[b->n_revisions++];
+    *out = (struct rec_revision){.name = keep(b, v->meta.name),
+                                 .uid = keep(b, v->meta.uid),
+                                 .hash = keep(b, kube_label(&v->meta, LABEL_REVISION)),
+                                 .number = v->number};
+    for (int i = 0; i < REC_ROLES; i++)
+        out->roles[i] = keep(b, revision_of_role(v, (enum rec_role)i));
+    return true;
+}
+
+/* Sums up the gated groups of the namespace, whoever owns them: they compete for one turn. */
+static void add_gang(struct build *b, const struct kube_pod *p)
+{
+    const char *name = kube_label(&p->meta, LABEL_GROUP);
+    int32_t size = label_number(&p->meta, LABEL_GROUP_SIZE);
+    struct gang_group *g = NULL;
+    if (size <= 1 || !name || p->meta.deleted_ns || expected_deleted(b->ctl, p->meta.uid))
+        return;
+    for (size_t i = 0; i < b->n_gangs && !g; i++)
+        g = strcmp(b->gangs[i].name, name) == 0 ? &b->gangs[i] : NULL;
+    if (!g) {
+        if (!grow(b, (void **)&b->gangs, b->n_gangs, &b->gangs_cap, sizeof *b->gangs))
+            return;
+        g = &b->gangs[b->n_gangs++];
+        *g = (struct gang_group){
+            .name = keep(b, name), .size = size, .created_ns = p->meta.created_ns};
+    }
+    uint64_t lifted = annotation_time(&p->meta, ANN_GANG_LIFTED);
+    uint64_t until = annotation_time(&p->meta, ANN_BACKOFF_UNTIL);
+    g->there++;
+    g->gated += gated(p);
+    g->placed += p->node != NULL;
+    if (p->meta.created_ns < g->created_ns)
+        g->created_ns = p->meta.created_ns;
+    if (lifted && (!g->lifted_ns || lifted < g->lifted_ns))
+        g->lifted_ns = lifted;
+    if (until > g->not_before_ns)
+        g->not_before_ns = until;
+}
+
+static bool each_gang_pod(const void *object, void *ctx)
+{
+    struct build *b = ctx;
+    const struct kube_pod *p = object;
+    if (p->meta.namespace && strcmp(p->meta.namespace, b->d->meta.namespace) == 0)
+        add_gang(b, p);
+    return !b->oom;
+}
+
+static bool each_pod_group(const void *object, void *ctx)
+{
+    struct build *b = ctx;
+    const struct kube_pod_group *g = object;
+    if (grow(b, (void **)&b->pod_groups, b->n_pod_groups, &b->pod_groups_cap,
+             sizeof *b->pod_groups))
+        b->pod_groups[b->n_pod_groups++] = keep(b, g->meta.name);
+    return !b->oom;
+}
+
+/* Only where there are such groups: it looks at every pod of the namespace. */
+static void fill_gangs(struct build *b, struct rec_snapshot *s)
+{
+    bool any = false;
+    for (size_t i = 0; i < b->n; i++)
+        any |= b->pods[i].size > 1;
+    s->gang = b->ctl->gang;
+    if (!any)
+        return;
+    kube_cache_each(b->ctl->pods, each_gang_pod, b);
+    for (const struct expected *x = b->ctl->expected; x && !b->oom; x = x->next)
+        if (x->created && x->created->meta.namespace &&
+            strcmp(x->created->meta.namespace, b->d->meta.namespace) == 0)
+            add_gang(b, x->created);
+    if (b->ctl->pod_groups)
+        kube_cache_each_labelled(b->ctl->pod_groups, b->d->meta.namespace, b->d->meta.name,
+                                 each_pod_group, b);
+    s->gangs = b->gangs;
+    s->n_gangs = b->n_gangs;
+    s->pod_groups = b->pod_groups;
+    s->n_pod_groups = b->n_pod_groups;
 }
 
 static bool each_infd(const void *object, void *ctx)
@@ -226,7 +365,8 @@ static void fill_pool(struct build *b, const char *name, struct rec_pool *out)
                              .last_replicas = -1,
                              .bounds_min = -1,
                              .bounds_max = -1,
-                             .pdb_min_available = pdb ? small(pdb->min_available) : -1};
+                             .pdb_min_available = pdb ? small(pdb->min_available) : -1,
+                             .pdb_all_ranks = pdb && !view_map_get(&pdb->selects, LABEL_RANK)};
     if (!w)
         return;
     out->exists = true;
@@ -253,12 +393,15 @@ static void fill_pool(struct build *b, const char *name, struct rec_pool *out)
 static void fill_role(struct build *b, enum rec_role role, struct rec_role_spec *out)
 {
     const struct infd_role *r = infd_role_of(b->d, role);
-    char revision[17];
+    char revision[17], pair[17];
     pod_revision(b->d, r, revision);
+    pod_pair(b->d, pair);
     *out = (struct rec_role_spec){.wanted = infd_has_role(b->d, role),
                                   .replicas = -1,
                                   .bounds_min = -1,
                                   .bounds_max = -1,
+                                  .pods = small(role_pods(r)),
+                                  .pair = keep(b, pair),
                                   .revision = keep(b, revision)};
     if (role == REC_STANDBY)
         return;
@@ -291,6 +434,7 @@ static void fill_status(struct build *b, struct rec_snapshot *s)
     s->observed_generation = d->observed_generation;
     s->status_url = keep(b, d->url);
     s->status_revision = keep(b, d->revision);
+    s->status_current = keep(b, d->current_revision);
 }
 
 static enum rec_secret secret_state(struct build *b)
@@ -314,6 +458,8 @@ int snapshot_build(struct ctl *c, const struct kube_infd *d, struct arena *a,
                    struct rec_snapshot *out)
 {
     struct build b = {.ctl = c, .d = d, .a = a};
+    char revision[17];
+    infd_revision(d, revision);
     *out = (struct rec_snapshot){
         .name = keep(&b, d->meta.name),
         .namespace = keep(&b, d->meta.namespace),
@@ -326,6 +472,8 @@ int snapshot_build(struct ctl *c, const struct kube_infd *d, struct arena *a,
         .invalid = pod_invalid(d),
         .max_unavailable = small(d->max_unavailable),
         .max_surge = small(d->max_surge),
+        .paused = d->paused,
+        .revision = keep(&b, revision),
         .hot_standby = small(d->standby_hot),
         .warm_standby = small(d->standby_warm),
         .secret = secret_state(&b),
@@ -335,10 +483,15 @@ int snapshot_build(struct ctl *c, const struct kube_infd *d, struct arena *a,
     kube_cache_each_labelled(c->pods, d->meta.namespace, d->meta.name, each_pod, &b);
     add_expected(&b);
     kube_cache_each(c->infds, each_infd, &b);
+    kube_cache_each_labelled(c->revisions, d->meta.namespace, d->meta.name, each_revision, &b);
+    fill_gangs(&b, out);
     fill_status(&b, out);
     out->pods = b.pods;
     out->n_pods = b.n;
     out->rivals = b.rivals;
     out->n_rivals = b.n_rivals;
+    out->revisions = b.revisions;
+    out->n_revisions = b.n_revisions;
+    out->look_again_ns = b.look_again_ns;
     return b.oom ? -ENOMEM : 0;
 }

@@ -42,6 +42,8 @@ const struct resource builtin_resources[] = {
       "", NS | R_STATUS | R_RETURNS_OBJ, NULL, NULL),
     K("", "v1", "persistentvolumes", "persistentvolume", "PersistentVolume", "pv", "",
       R_STATUS | R_RETURNS_OBJ, NULL, NULL),
+    K("apps", "v1", "controllerrevisions", "controllerrevision", "ControllerRevision", "", "", NS,
+      &ops_revision, NULL),
     K("apps", "v1", "daemonsets", "daemonset", "DaemonSet", "ds", "all",
       NS | R_STATUS | R_GENERATION, &ops_daemonset, NULL),
     K("apps", "v1", "deployments", "deployment", "Deployment", "deploy", "all", WORKLOAD,

@@ -6,7 +6,7 @@
 
 extern const struct kind_ops ops_pod, ops_namespace, ops_secret, ops_configmap, ops_service,
     ops_event, ops_event_v1, ops_node, ops_deployment, ops_replicaset, ops_daemonset, ops_pdb,
-    ops_lease, ops_rbac, ops_role, ops_hpa, ops_crd, ops_networkpolicy;
+    ops_lease, ops_rbac, ops_role, ops_hpa, ops_crd, ops_networkpolicy, ops_revision;
 
 /* Defaults and validation of a pod template's spec at `path` ("spec.template.spec"). */
 void podspec_defaults(json_t *spec);

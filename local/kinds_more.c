@@ -147,6 +147,18 @@ static void binding_validate(const json_t *doc, const json_t *old, json_t *cause
 const struct kind_ops ops_rbac = {.defaults = binding_defaults, .validate = binding_validate};
 const struct kind_ops ops_role = {0};
 
+static void revision_validate(const json_t *doc, const json_t *old, json_t *causes)
+{
+    const json_t *n = json_object_get(doc, "revision"), *data = json_object_get(doc, "data");
+    if (json_is_integer(n) && json_integer_value(n) < 0)
+        cause_invalid(causes, "revision", n, "must be greater than or equal to 0");
+    if (!old && !json_is_object(data))
+        cause_required(causes, "data", "data is mandatory");
+    if (old && !json_equal((json_t *)data, json_object_get(old, "data")))
+        cause_invalid(causes, "data", data, "field is immutable");
+}
+const struct kind_ops ops_revision = {.validate = revision_validate};
+
 static void hpa_validate(const json_t *doc, const json_t *old, json_t *causes)
 {
     (void)old;

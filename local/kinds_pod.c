@@ -102,6 +102,17 @@ static void pod_defaults(struct server *s, json_t *doc, const json_t *old)
     (void)old;
 }
 
+/* What the scheduler would say of a pod that it may not look at yet. */
+static void say_gated(json_t *doc)
+{
+    if (json_array_size(json_at(doc, "spec.schedulingGates")))
+        json_object_set_new(json_object_get(doc, "status"), "conditions",
+                            json_pack("[{s:s,s:s,s:n,s:n,s:s,s:s}]", "type", "PodScheduled",
+                                      "status", "False", "lastProbeTime", "lastTransitionTime",
+                                      "reason", "SchedulingGated", "message",
+                                      "Scheduling is blocked due to non-empty scheduling gates"));
+}
+
 static void pod_server_sets(struct server *s, json_t *doc, const json_t *old)
 {
     (void)s;
@@ -126,6 +137,7 @@ static void pod_server_sets(struct server *s, json_t *doc, const json_t *old)
     add_toleration(spec, "node.kubernetes.io/unreachable");
     json_object_set_new(doc, "status",
                         json_pack("{s:s,s:s}", "phase", "Pending", "qosClass", qos_class(spec)));
+    say_gated(doc);
 }
 
 static void check_ports(const json_t *c, const char *path, json_t *causes)
@@ -239,6 +251,25 @@ static void forget_images(json_t *spec)
         }
     json_object_del(spec, "activeDeadlineSeconds");
     json_object_del(spec, "tolerations");
+    json_object_del(spec, "schedulingGates");
+}
+
+/* Gates may only be taken away. */
+static void check_gates(const json_t *spec, const json_t *old, json_t *causes)
+{
+    const json_t *now = json_object_get(spec, "schedulingGates");
+    const json_t *before = json_object_get(json_object_get(old, "spec"), "schedulingGates");
+    size_t i;
+    json_t *gate;
+    check_duplicates(now, "spec.schedulingGates", causes);
+    json_array_foreach ((json_t *)now, i, gate) {
+        const char *name = json_str_at(gate, "name", "");
+        CLEANUP(free_charp) char *at = xasprintf("spec.schedulingGates[%zu].name", i);
+        CLEANUP(free_charp)
+        char *why = xasprintf("only deletion is allowed, but found new scheduling gate '%s'", name);
+        if (old && !has_named(before, name))
+            cause_forbidden(causes, at, "%s", why);
+    }
 }
 
 static bool same_but_mutable(const json_t *a, const json_t *b)
@@ -257,6 +288,7 @@ static void pod_validate(const json_t *doc, const json_t *old, json_t *causes)
     const json_t *spec = json_object_get(doc, "spec");
     if (json_is_object(spec))
         podspec_validate(spec, "spec", causes);
+    check_gates(spec, old, causes);
     if (old && !same_but_mutable(spec, json_object_get(old, "spec")))
         cause_forbidden(
             causes, "spec",

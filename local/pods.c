@@ -166,6 +166,8 @@ static int bind_pod(struct call *c, const char *name, const json_t *body, json_t
                         pod->uid);
     else if (*now)
         why = xasprintf("pod %s is already assigned to node \"%s\"", name, now);
+    else if (json_array_size(json_at(pod->doc, "spec.schedulingGates")))
+        why = xasprintf("pod %s has non-empty .spec.schedulingGates", name);
     else if (json_at(pod->doc, "metadata.deletionTimestamp"))
         why = xasprintf("pod %s is being deleted, cannot be assigned to a host", name);
     if (why) {

@@ -323,6 +323,29 @@ static void t_lease(const json_t *d, json_t *c)
     cell_age(d, c);
 }
 
+static void t_revision(const json_t *d, json_t *c)
+{
+    size_t i;
+    json_t *o, *controller = NULL;
+    json_array_foreach (json_at(d, "metadata.ownerReferences"), i, o)
+        if (json_bool_at(o, "controller", false))
+            controller = o;
+    const char *api = json_str_at(controller, "apiVersion", ""), *slash = strchr(api, '/');
+    CLEANUP(free_charp)
+    char *kind = xasprintf("%s%s%.*s", json_str_at(controller, "kind", ""), slash ? "." : "",
+                           slash ? (int)(slash - api) : 0, api);
+    for (char *p = kind; *p; p++)
+        *p = *p >= 'A' && *p <= 'Z' ? (char)(*p + 32) : *p;
+    if (controller)
+        json_array_append_new(c, json_sprintf("%s/%s", kind, json_str_at(controller, "name", "")));
+    else
+        cell_s(c, "<none>");
+    CLEANUP(free_charp)
+    char *number = xasprintf("%lld", (long long)json_int_at(d, "revision", 0));
+    cell_s(c, number);
+    cell_age(d, c);
+}
+
 static void t_binding(const json_t *d, json_t *c)
 {
     json_array_append_new(c, json_sprintf("%s/%s", json_str_at(d, "roleRef.kind", ""),
@@ -403,6 +426,7 @@ static const struct {
     {"endpointslices", "AddressType,Ports,Endpoints,Age", t_endpointslice},
     {"poddisruptionbudgets", "Min Available,Max Unavailable,#Allowed Disruptions,Age", t_pdb},
     {"leases", "Holder,Age", t_lease},
+    {"controllerrevisions", "Controller,Revision,Age", t_revision},
     {"rolebindings", "Role,Age", t_binding},
     {"clusterrolebindings", "Role,Age", t_binding},
     {"networkpolicies", "Pod-Selector,Age", t_networkpolicy},

@@ -20,6 +20,7 @@ const char *const types_table_more[] = {
     "ReplicaSetStatus replicas:j=0! fullyLabeledReplicas:j readyReplicas:j availableReplicas:j "
     "terminatingReplicas:j observedGeneration:i conditions:[ReplicaSetCondition|type]",
     "ReplicaSetCondition type:s! status:s! lastTransitionTime:t reason:s message:s",
+    "*ControllerRevision data:o revision:i!",
     "*DaemonSet spec:DaemonSetSpec status:DaemonSetStatus",
     "DaemonSetSpec selector:LabelSelector! template:PodTemplateSpec! "
     "updateStrategy:DaemonSetUpdateStrategy={} minReadySeconds:j revisionHistoryLimit:j=10",

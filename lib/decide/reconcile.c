@@ -1,3 +1,4 @@
+#include "lib/decide/guard.h"
 #include "lib/decide/reconcile_int.h"
 
 #include <errno.h>
@@ -5,6 +6,7 @@
 #include <stdio.h>
 
 #define GROUPS_MAX 1000
+#define NO_ROOM_NS (60ull * 1000000000)
 
 const char *rec_role_name(enum rec_role r)
 {
@@ -35,19 +37,27 @@ enum rec_rung rec_rung_parse(const char *name)
 
 const char *rec_kind_name(enum rec_kind k)
 {
-    static const char *const names[] = {[REC_CREATE_SECRET] = "create-secret",
-                                        [REC_CREATE_POOL] = "create-pool",
-                                        [REC_APPLY_POOL] = "apply-pool",
-                                        [REC_SCALE_POOL] = "scale-pool",
-                                        [REC_RECORD_POOL] = "record-pool",
-                                        [REC_DELETE_POOL] = "delete-pool",
-                                        [REC_APPLY_PDB] = "apply-pdb",
-                                        [REC_CREATE_POD] = "create-pod",
-                                        [REC_DELETE_POD] = "delete-pod",
-                                        [REC_LABEL_POD] = "label-pod",
-                                        [REC_RUNG_POD] = "rung-pod",
-                                        [REC_POOL_STATUS] = "pool-status",
-                                        [REC_STATUS] = "status"};
+    static const char *const names[] = {
+        [REC_CREATE_SECRET] = "create-secret",
+        [REC_CREATE_POOL] = "create-pool",
+        [REC_APPLY_POOL] = "apply-pool",
+        [REC_SCALE_POOL] = "scale-pool",
+        [REC_RECORD_POOL] = "record-pool",
+        [REC_DELETE_POOL] = "delete-pool",
+        [REC_APPLY_PDB] = "apply-pdb",
+        [REC_CREATE_REVISION] = "create-revision",
+        [REC_NUMBER_REVISION] = "number-revision",
+        [REC_DELETE_REVISION] = "delete-revision",
+        [REC_CREATE_POD] = "create-pod",
+        [REC_CREATE_GANG] = "create-gang",
+        [REC_LIFT_GATE] = "lift-gate",
+        [REC_GROUP_POD] = "group-pod",
+        [REC_DELETE_POD] = "delete-pod",
+        [REC_LABEL_POD] = "label-pod",
+        [REC_RUNG_POD] = "rung-pod",
+        [REC_POOL_STATUS] = "pool-status",
+        [REC_STATUS] = "status",
+    };
     return names[k];
 }
 
@@ -102,7 +112,7 @@ void rec_requeue(struct rec *r, uint64_t at_ns)
 
 bool rec_live(const struct rec_pod *p)
 {
-    return !p->deleting && !p->failed;
+    return !p->deleting && !p->failed && !(p->lost && GUARD(lost_node));
 }
 
 bool rec_current(const struct rec *r, const struct rec_pod *p, enum rec_role role)
@@ -192,14 +202,43 @@ static int32_t number_of(struct rec *r, enum rec_role i)
     return want;
 }
 
+/* A group that found no room for a minute: a drain must not wait for it. */
+static bool no_room(const struct rec *r, enum rec_role role)
+{
+    for (size_t i = 0; i < r->n_slots; i++) {
+        const struct rec_pod *p = r->slots[i].pod;
+        if (p->role == role && rec_live(p) && p->unschedulable &&
+            r->now > p->created_ns + NO_ROOM_NS)
+            return true;
+    }
+    return false;
+}
+
+/* Groups that evictions may take at once. None where a surge lets the replacement come first; one
+ * when nothing else would let a drain go on. */
+static int32_t evictable(const struct rec *r, enum rec_role role)
+{
+    const struct rec_snapshot *s = r->s;
+    if (s->max_unavailable > 0)
+        return s->max_unavailable;
+    return s->max_surge > 0 && !no_room(r, role) && GUARD(replace_before_eviction) ? 0 : 1;
+}
+
+/* Evicting any pod of a group ends all of it, so a budget of several pods a group is counted in
+ * pods, and allows one at a time: what then follows is ours. */
 static void keep_pdb(struct rec *r, enum rec_role i, int32_t want)
 {
-    int32_t spare = r->s->max_unavailable > 1 ? r->s->max_unavailable : 1;
-    int32_t min = want > spare ? want - spare : 0;
-    if (r->s->roles[i].pool.pdb_min_available != min)
+    int32_t spare = evictable(r, i), size = rec_size(r, i);
+    int32_t min = size > 1 ? want * size - (spare > 0) : want - spare;
+    const struct rec_pool *pool = &r->s->roles[i].pool;
+    min = min > 0 ? min : 0;
+    if (pool->pdb_min_available == min && pool->pdb_all_ranks == (size > 1))
+        return;
+    struct rec_action *a =
         rec_add(r, REC_APPLY_PDB, i,
-                rec_text(r, "%s: keep %d in voluntary disruptions", rec_role_name(i), min))
-            ->number = min;
+                rec_text(r, "%s: keep %d in voluntary disruptions", rec_role_name(i), min));
+    a->number = min;
+    a->index = size > 1;
 }
 
 static void wanted_pool(struct rec *r, enum rec_role i)
@@ -247,13 +286,18 @@ int reconcile(const struct rec_snapshot *s, uint64_t now_ns, struct arena *a, st
     struct rec r = {.s = s, .now = now_ns, .arena = a, .plan = out};
     if (s->deleting)
         return 0; /* owner references do the rest */
+    if (s->look_again_ns)
+        rec_requeue(&r, s->look_again_ns);
+    rec_slots(&r);
     judge(&r);
     if (!r.reject_reason) {
         if (s->secret == REC_SECRET_ABSENT)
             rec_add(&r, REC_CREATE_SECRET, REC_NO_ROLE, "the peer secret is missing");
         rec_pools(&r);
-        rec_pods(&r);
     }
+    rec_revisions(&r);
+    if (!r.reject_reason)
+        rec_pods(&r);
     rec_status(&r);
     return r.oom ? -ENOMEM : 0;
 }

@@ -12,6 +12,7 @@
  * since the epoch. Strings are borrowed from the snapshot or live in the arena. */
 #pragma once
 #include "lib/base/arena.h"
+#include "lib/decide/gang.h"
 
 enum rec_role {
     REC_PREFILL,
@@ -34,20 +35,35 @@ enum rec_rung { REC_RUNG_NONE, REC_RUNG_WARM, REC_RUNG_HOT };
 const char *rec_rung_name(enum rec_rung r); /* "warm", "hot"; "" for none */
 enum rec_rung rec_rung_parse(const char *name);
 
+/* One pod. A group (DESIGN §3) is `size` pods of one name in `group`, numbered by `index`. */
 struct rec_pod {
     const char *name, *uid, *resource_version;
-    enum rec_role role; /* desired, its label */
+    const char *group;   /* name of its rank-0 pod; NULL: it is a group by itself */
+    int32_t index, size; /* place in the group, pods that the group should have; 0 reads as 1 */
+    enum rec_role role;  /* desired, its label */
     const char *revision;
+    const char *pair;  /* pods pair for a request only within one such key; NULL: unknown */
+    const char *ip;    /* NULL until it has one */
+    const char *peers; /* the start barrier's annotation; NULL: not written */
     bool ready, deleting;
-    bool failed; /* will never run again: phase Failed or Succeeded */
+    bool failed;    /* will never run again: phase Failed or Succeeded */
+    bool disrupted; /* it failed because it was evicted, preempted or its node went: no back-off */
+    bool placed;    /* has a node */
+    bool gated;     /* waits for its group's turn to be scheduled */
+    bool leaving;   /* its node is being emptied (cordoned, tainted): to be replaced elsewhere */
+    bool lost;      /* its node has fallen silent */
     bool unschedulable;
-    const char *trouble; /* "CrashLoopBackOff: OOMKilled, exit code 137", or why it fits on no node;
-                            NULL when none */
-    bool standby_ready;  /* a standby worker that has its model loaded */
-    enum rec_rung rung;  /* desired, of a standby pod */
-    uint64_t created_ns, failed_ns, backoff_until_ns;
-    uint32_t epoch, load; /* restarts of the group; requests running there (0 when unknown) */
-    const char *crash;    /* JSON record of the failure, for the replacement; NULL when none */
+    const char *reason, *trouble; /* "CrashLoop", "the worker ended with exit code 137 (OOMKilled):
+                                     raise …"; NULL when nothing is wrong */
+    bool standby_ready;           /* a standby worker that has its model loaded */
+    enum rec_rung rung;           /* desired, of a standby pod */
+    uint64_t created_ns, failed_ns, backoff_until_ns, lifted_ns; /* lifted: its gang gate */
+    uint32_t backoff_s; /* length of the back-off that ends at backoff_until_ns; 0: not written */
+    uint32_t epoch;     /* count of the group's restarts */
+    uint32_t failed_epoch;  /* of a group of several pods: the last epoch whose ranks ended here */
+    uint32_t load;          /* requests running there (0 when unknown) */
+    uint64_t cached_tokens; /* served from its prefix cache lately: what its loss would cost */
+    const char *crash;      /* JSON record of the failure, for the replacement; NULL when none */
 };
 
 struct rec_condition {
@@ -67,6 +83,7 @@ struct rec_pool {
     int32_t last_replicas;          /* the annotation; -1: absent */
     int32_t bounds_min, bounds_max; /* as in its spec; -1: absent */
     int32_t pdb_min_available;      /* of its PodDisruptionBudget; -1: there is none */
+    bool pdb_all_ranks;             /* it counts all pods of a group, not only rank 0's */
     /* status as it is */
     int32_t status_replicas, ready_replicas, updated_replicas;
     int64_t observed_generation;
@@ -82,8 +99,24 @@ struct rec_role_spec {
     bool wanted;                    /* the infd has this role */
     int32_t replicas;               /* -1: absent */
     int32_t bounds_min, bounds_max; /* -1: absent */
+    int32_t pods;                   /* of a group; 0 reads as 1 */
     const char *revision;           /* what its pods should have */
+    const char *pair;               /* pairing key of that revision; NULL: not known */
     struct rec_pool pool;
+};
+
+/* A stored revision of the deployment (a ControllerRevision). */
+struct rec_revision {
+    const char *name, *uid, *hash;
+    int64_t number;
+    const char *roles[REC_ROLES]; /* the revision that pods of each role had in it; NULL: none */
+};
+#define REC_HISTORY 10 /* revisions kept */
+
+/* How groups of several pods are placed all or nothing. */
+enum rec_gang {
+    REC_GANG_GATE,  /* by a scheduling gate that is lifted for one group at a time */
+    REC_GANG_NATIVE /* the API server has PodGroups */
 };
 
 /* Another InferenceDeployment of the namespace, for clashes. */
@@ -99,8 +132,10 @@ struct rec_snapshot {
     int64_t generation;
     uint64_t created_ns;
     bool deleting;
-    const char *invalid; /* a sentence when the shell can't make pods of this spec; NULL else */
+    uint64_t look_again_ns; /* something that time alone changes (a silent node); 0: nothing */
+    const char *invalid;    /* a sentence when the shell can't make pods of this spec; NULL else */
     int32_t max_unavailable, max_surge;
+    bool paused; /* no group is moved to another revision */
     int32_t hot_standby, warm_standby;
     struct rec_role_spec roles[REC_ROLES]; /* REC_STANDBY: only revision is used */
     enum rec_secret secret;
@@ -108,22 +143,38 @@ struct rec_snapshot {
     size_t n_pods;
     const struct rec_rival *rivals;
     size_t n_rivals;
+    const char *revision; /* hash of the whole deployment's; NULL: none are stored */
+    const struct rec_revision *revisions;
+    size_t n_revisions;
+    enum rec_gang gang;
+    const struct gang_group *gangs; /* all gated groups of the namespace, of any deployment */
+    size_t n_gangs;
+    const char *const *pod_groups; /* names of the PodGroups that exist */
+    size_t n_pod_groups;
     /* status as it is */
     struct rec_condition conditions[REC_CONDITIONS]; /* type NULL: absent */
     struct rec_counts counts[REC_ROLES];
     int64_t observed_generation;
-    const char *status_url, *status_revision;
+    const char *status_url, *status_revision, *status_current;
 };
 
 enum rec_kind {
     REC_CREATE_SECRET,
-    REC_CREATE_POOL, /* role, number, recorded */
-    REC_APPLY_POOL,  /* role: bounds as the infd has them */
-    REC_SCALE_POOL,  /* role, number, resource_version */
-    REC_RECORD_POOL, /* role, recorded (-1: remove the annotation) */
-    REC_DELETE_POOL, /* role, uid */
-    REC_APPLY_PDB,   /* role, number = minAvailable */
-    REC_CREATE_POD,  /* role, name, revision, epoch, backoff_until_ns, crash, replaces */
+    REC_CREATE_POOL,     /* role, number, recorded */
+    REC_APPLY_POOL,      /* role: bounds as the infd has them */
+    REC_SCALE_POOL,      /* role, number, resource_version */
+    REC_RECORD_POOL,     /* role, recorded (-1: remove the annotation) */
+    REC_DELETE_POOL,     /* role, uid */
+    REC_APPLY_PDB,       /* role, number = minAvailable */
+    REC_CREATE_REVISION, /* name, revision, number64 */
+    REC_NUMBER_REVISION, /* name, uid, number64: an older one is wanted again */
+    REC_DELETE_REVISION, /* name, uid */
+    REC_CREATE_POD,      /* role, name, group, index, number = size, revision, epoch, gated,
+                            backoff_until_ns, backoff_s, crash, replaces */
+    REC_CREATE_GANG,     /* group, uid of its rank-0 pod, number = size: a PodGroup */
+    REC_LIFT_GATE,       /* name, uid, resource_version */
+    REC_GROUP_POD, /* name, uid, resource_version, peers, epoch, backoff_until_ns, backoff_s, crash:
+                      the barrier or a restart; what is NULL or 0 stays */
     REC_DELETE_POD,  /* name, uid */
     REC_LABEL_POD,   /* name, uid, resource_version, role: a change of role */
     REC_RUNG_POD,    /* name, uid, resource_version, rung: of a standby pod */
@@ -136,8 +187,11 @@ struct rec_action {
     enum rec_kind kind;
     enum rec_role role, from_role;
     int32_t number, recorded;
-    const char *name, *uid, *resource_version, *revision, *crash, *replaces;
-    uint32_t epoch;
+    const char *name, *uid, *resource_version, *revision, *crash, *replaces, *group, *peers;
+    int32_t index;
+    int64_t number64;
+    bool gated;
+    uint32_t epoch, backoff_s;
     enum rec_rung rung;
     uint64_t backoff_until_ns;
     const char *why; /* a sentence; for the log and the event */
@@ -150,7 +204,8 @@ struct rec_plan {
     struct rec_condition conditions[REC_CONDITIONS];
     struct rec_counts counts[REC_ROLES];
     struct rec_condition pool_ready[REC_ROLES];
-    const char *revision;
+    const char *revision;   /* wanted */
+    const char *current;    /* of most ready groups; NULL: none is ready or it isn't stored */
     uint64_t requeue_at_ns; /* call again then though nothing changes; 0: no need */
 };
 

@@ -1,15 +1,17 @@
-#include "lib/decide/hash.h"
+#include "lib/decide/guard.h"
 #include "lib/decide/reconcile_int.h"
+#include "lib/decide/rollout.h"
 #include "lib/decide/standby.h"
 
 #include <stdlib.h>
 
 #define CREATES_MAX                                                                                \
-    64 /* a pass and role: a mistake in a number is seen before it is carried out in full */
+    64 /* groups a pass and role: a mistake in a number is seen before it is carried out in full   \
+        */
 
 static struct rec_slot *slot_end(struct rec *r)
 {
-    return r->slots + r->s->n_pods;
+    return r->slots + r->n_slots;
 }
 
 static bool counts_in(const struct rec_slot *t, enum rec_role role)
@@ -17,9 +19,24 @@ static bool counts_in(const struct rec_slot *t, enum rec_role role)
     return t->role == role && !t->gone && rec_live(t->pod);
 }
 
+/* May stay as it is: of the wanted revision (of any, while the rollout is paused), on a node that
+ * stays. */
+static bool stays(const struct rec *r, const struct rec_slot *t)
+{
+    if (t->pod->leaving && GUARD(drain_elsewhere))
+        return false;
+    return r->s->paused || rec_current(r, t->pod, t->role);
+}
+
 struct tally {
-    int32_t live, ready, fresh, old; /* fresh: of the current revision */
+    int32_t live, ready, fresh, fresh_ready, old, old_ready, paired_ready;
 };
+
+static bool pairs(const struct rec *r, const struct rec_slot *t)
+{
+    const char *want = r->s->roles[t->role].pair, *have = t->pod->pair;
+    return !want || !have || strcmp(want, have) == 0;
+}
 
 static struct tally tally(struct rec *r, enum rec_role role)
 {
@@ -27,39 +44,23 @@ static struct tally tally(struct rec *r, enum rec_role role)
     for (struct rec_slot *t = r->slots; t < slot_end(r); t++) {
         if (!counts_in(t, role))
             continue;
-        bool fresh = rec_current(r, t->pod, role);
+        bool fresh = stays(r, t), ready = t->pod->ready && !t->flipped;
         n.live++;
-        n.ready += t->pod->ready && !t->flipped;
+        n.ready += ready;
         n.fresh += fresh;
+        n.fresh_ready += fresh && ready;
         n.old += !fresh;
+        n.old_ready += !fresh && ready;
+        n.paired_ready += ready && pairs(r, t);
     }
     return n;
 }
 
-static void remove_pod(struct rec *r, struct rec_slot *t, const char *why)
-{
-    struct rec_action *a = rec_add(r, REC_DELETE_POD, t->role, why);
-    a->name = t->pod->name;
-    a->uid = t->pod->uid;
-    t->gone = true;
-}
-
-static struct rec_action *add_pod(struct rec *r, enum rec_role role, const char *why)
-{
-    char suffix[HASH_SUFFIX_MAX];
-    hash_suffix(r->name_seed, r->names++, suffix);
-    struct rec_action *a = rec_add(r, REC_CREATE_POD, role, why);
-    a->name = rec_text(r, "%s-%s", r->s->name, suffix);
-    a->revision = r->s->roles[role].revision;
-    return a;
-}
-
-/* Less useful first: old before new, unready before ready, then the least loaded, then the
- * youngest. */
+/* Less useful first: old before new, unready before ready, then what has the fewest requests, then
+ * the least useful cache, then the youngest. */
 static int usefulness(const struct rec *r, const struct rec_slot *t)
 {
-    bool fresh = rec_current(r, t->pod, t->role);
-    return (fresh ? 2 : 0) + (t->pod->ready ? 1 : 0);
+    return (stays(r, t) ? 2 : 0) + (t->pod->ready ? 1 : 0);
 }
 
 static bool less_useful(const struct rec *r, const struct rec_slot *a, const struct rec_slot *b)
@@ -71,22 +72,29 @@ static bool less_useful(const struct rec *r, const struct rec_slot *a, const str
         return a->pod->unschedulable;
     if (a->role == REC_STANDBY && a->pod->rung != b->pod->rung)
         return a->pod->rung < b->pod->rung;
-    if (a->pod->load != b->pod->load)
+    if (a->pod->load != b->pod->load && GUARD(victim_load))
         return a->pod->load < b->pod->load;
+    if (a->pod->cached_tokens != b->pod->cached_tokens && GUARD(victim_cache))
+        return a->pod->cached_tokens < b->pod->cached_tokens;
     if (a->pod->created_ns != b->pod->created_ns)
         return a->pod->created_ns > b->pod->created_ns;
     return strcmp(a->pod->name, b->pod->name) < 0;
 }
 
-/* The least useful pod of a role; ready pods of an old revision are passed over while the role
- * can't spare one. */
-static struct rec_slot *victim(struct rec *r, enum rec_role role, bool spare_old_ready)
+enum kind_of_victim { OLD_UNREADY, OLD_READY, NEW };
+
+static bool is_kind(const struct rec *r, const struct rec_slot *t, enum kind_of_victim kind)
+{
+    bool fresh = stays(r, t);
+    return kind == NEW ? fresh : !fresh && t->pod->ready == (kind == OLD_READY);
+}
+
+/* The least useful group of a role. */
+static struct rec_slot *victim(struct rec *r, enum rec_role role, enum kind_of_victim kind)
 {
     struct rec_slot *best = NULL;
     for (struct rec_slot *t = r->slots; t < slot_end(r); t++) {
-        if (!counts_in(t, role) || t->flipped)
-            continue;
-        if (t->pod->ready && !rec_current(r, t->pod, role) && !spare_old_ready)
+        if (!counts_in(t, role) || t->flipped || !is_kind(r, t, kind))
             continue;
         if (!best || less_useful(r, t, best))
             best = t;
@@ -96,18 +104,17 @@ static struct rec_slot *victim(struct rec *r, enum rec_role role, bool spare_old
 
 static void flip(struct rec *r, struct rec_slot *t, enum rec_role to)
 {
-    struct rec_action *a = rec_add(r, REC_LABEL_POD, to,
-                                   rec_text(r, "%s becomes %s: %s has one too many", t->pod->name,
-                                            rec_role_name(to), rec_role_name(t->role)));
-    a->from_role = t->role;
-    a->name = t->pod->name;
-    a->uid = t->pod->uid;
-    a->resource_version = t->pod->resource_version;
+    struct rec_action a = {.kind = REC_LABEL_POD,
+                           .role = to,
+                           .from_role = t->role,
+                           .why = rec_text(r, "%s becomes %s: %s has one too many", t->pod->name,
+                                           rec_role_name(to), rec_role_name(t->role))};
+    rec_each_pod(r, t, &a);
     t->role = to;
     t->flipped = true;
 }
 
-/* A pod of `from` that can serve as `to`: of its revision; a ready one only where `from` has more
+/* A group of `from` that can serve as `to`: of its revision; a ready one only where `from` has more
  * ready than it needs. */
 static struct rec_slot *donor(struct rec *r, enum rec_role from, enum rec_role to)
 {
@@ -115,7 +122,8 @@ static struct rec_slot *donor(struct rec *r, enum rec_role from, enum rec_role t
     struct rec_slot *best = NULL;
     bool want_ready = n.ready > r->want[from];
     for (struct rec_slot *t = r->slots; t < slot_end(r); t++) {
-        bool fits = counts_in(t, from) && !t->flipped && rec_current(r, t->pod, to);
+        bool fits = counts_in(t, from) && !t->flipped && rec_current(r, t->pod, to) &&
+                    !(t->pod->leaving && GUARD(drain_elsewhere));
         if (!fits || (from == REC_STANDBY && !t->pod->standby_ready) ||
             (to == REC_STANDBY && !t->pod->ready))
             continue;
@@ -149,35 +157,62 @@ static void flips(struct rec *r)
     }
 }
 
-static uint64_t failed_at(const struct rec_pod *p)
+/* The revision that a group made now should have: the wanted one; while the rollout is paused the
+ * one that most groups of the role have, if it is known how to make it. */
+static void revise(struct rec *r, struct rec_action *like)
 {
-    return p->failed_ns ? p->failed_ns : p->created_ns;
+    int32_t most = 0;
+    if (!r->s->paused)
+        return;
+    for (struct rec_slot *t = r->slots; t < slot_end(r); t++) {
+        int32_t n = 0;
+        for (struct rec_slot *u = r->slots; u < slot_end(r); u++)
+            n += u->role == t->role && u->pod->revision && t->pod->revision &&
+                 strcmp(u->pod->revision, t->pod->revision) == 0;
+        bool known = rec_current(r, t->pod, like->role) || rec_stored(r, t->pod->revision);
+        if (t->role != like->role || !known || n <= most)
+            continue;
+        most = n;
+        like->revision = t->pod->revision;
+        like->number = t->size;
+    }
+    like->epoch = like->number > 1 ? 1 : 0;
+    like->gated = like->number > 1 && r->s->gang == REC_GANG_GATE;
 }
 
-/* How long the next replacement must wait, should this one fail too: doubles while failures follow
- * each other. */
-static uint64_t next_backoff(const struct rec_pod *p)
+static void make(struct rec *r, enum rec_role role, const char *why)
 {
-    uint64_t last = p->backoff_until_ns > p->created_ns ? p->backoff_until_ns - p->created_ns : 0;
-    if (!last || failed_at(p) > p->created_ns + REC_HEALTHY_NS)
-        return REC_BACKOFF_MIN_NS;
-    return last * 2 < REC_BACKOFF_MAX_NS ? last * 2 : REC_BACKOFF_MAX_NS;
+    struct rec_action like = rec_new_group(r, role, why);
+    revise(r, &like);
+    rec_make_group(r, &like);
 }
 
+/* Crashed again and again: the replacement's own failure must wait. What was only in the way of an
+ * eviction or a lost node is made anew at once. */
 static void replace(struct rec *r, struct rec_slot *t)
 {
     const struct rec_pod *p = t->pod;
-    bool same = rec_current(r, p, t->role);
-    struct rec_action *a = add_pod(r, t->role, rec_text(r, "replaces the failed pod %s", p->name));
-    a->epoch = p->epoch + 1;
-    a->crash = p->crash;
-    a->replaces = p->name;
-    a->backoff_until_ns = same ? r->now + next_backoff(p) : 0;
-    remove_pod(r, t, rec_text(r, "failed: %s", p->trouble ? p->trouble : "it ended"));
+    bool wait = rec_current(r, p, t->role) && !p->disrupted;
+    const char *what = p->disrupted ? "group" : "failed";
+    struct rec_action like = rec_new_group(
+        r, t->role,
+        rec_text(r, "replaces the %s %s %s", what, t->size > 1 ? "group" : "pod", p->name));
+    revise(r, &like);
+    uint64_t backoff = wait ? rec_next_backoff(r, p) : 0;
+    like.epoch = p->epoch + 1;
+    like.crash = p->crash;
+    like.replaces = p->name;
+    like.backoff_until_ns = wait ? r->now + backoff : 0;
+    like.backoff_s = (uint32_t)(backoff / 1000000000);
+    rec_make_group(r, &like);
+    rec_remove(r, t,
+               p->trouble     ? rec_text(r, "failed: %s", p->trouble)
+               : p->disrupted ? "a pod of it is gone: all go together"
+                              : "failed: it ended");
 }
 
-/* Failed pods: replaced when their back-off is over and they are missed, removed when they are not.
- * Returns how many of the role's missing pods wait; *made counts replacements. */
+/* Failed groups: replaced when their back-off is over and they are missed, removed when they are
+ * not. Returns how many of the role's missing groups wait; *made counts replacements. */
 static int32_t failures(struct rec *r, enum rec_role role, int32_t missing, int32_t *made)
 {
     int32_t waiting = 0;
@@ -186,11 +221,11 @@ static int32_t failures(struct rec *r, enum rec_role role, int32_t missing, int3
         if (t->role != role || !p->failed || p->deleting || t->gone)
             continue;
         if (missing <= 0) {
-            remove_pod(r, t, "failed, and no longer missed");
+            rec_remove(r, t, "failed, and no longer missed");
             continue;
         }
         missing--;
-        if (rec_current(r, p, role) && p->backoff_until_ns > r->now) {
+        if (rec_current(r, p, role) && !p->disrupted && p->backoff_until_ns > r->now) {
             waiting++;
             rec_requeue(r, p->backoff_until_ns);
         } else {
@@ -201,8 +236,8 @@ static int32_t failures(struct rec *r, enum rec_role role, int32_t missing, int3
     return waiting;
 }
 
-/* A role that is no longer wanted keeps its pods until the wanted roles can serve, unless they lack
- * the room for it. */
+/* A role that is no longer wanted keeps its groups until the wanted roles can serve, unless they
+ * lack the room for it. */
 static bool hold_unwanted(struct rec *r, enum rec_role role)
 {
     bool unmet = false;
@@ -210,72 +245,84 @@ static bool hold_unwanted(struct rec *r, enum rec_role role)
         return false;
     for (int i = 0; i < REC_STANDBY; i++)
         unmet |= r->s->roles[i].wanted && tally(r, (enum rec_role)i).ready < r->want[i];
-    for (size_t i = 0; i < r->s->n_pods; i++)
-        if (r->s->pods[i].unschedulable && rec_live(&r->s->pods[i]))
+    for (struct rec_slot *t = r->slots; t < slot_end(r); t++)
+        if (t->pod->unschedulable && rec_live(t->pod))
             return false;
     return unmet;
 }
 
-/* Down to the cap, then old pods as far as enough stay ready. */
-static void trim(struct rec *r, enum rec_role role, int32_t cap)
+static void drop(struct rec *r, enum rec_role role, enum kind_of_victim kind, int32_t n,
+                 const char *why)
 {
-    int32_t want = r->want[role], min_ready = want - r->s->max_unavailable;
-    for (struct tally n = tally(r, role); n.live > cap; n = tally(r, role)) {
-        struct rec_slot *t = victim(r, role, n.ready > min_ready || n.old == n.live);
+    for (; n > 0; n--) {
+        struct rec_slot *t = victim(r, role, kind);
         if (!t)
-            break;
-        remove_pod(r, t, rec_text(r, "%s: %d wanted, %d there", rec_role_name(role), want, n.live));
-    }
-    for (struct rec_slot *t = r->slots; t < slot_end(r); t++) {
-        if (!counts_in(t, role) || rec_current(r, t->pod, role))
-            continue;
-        if (!t->pod->ready || tally(r, role).ready > min_ready)
-            remove_pod(r, t,
-                       rec_text(r, "%s: revision %s replaces %s", rec_role_name(role),
-                                r->s->roles[role].revision ? r->s->roles[role].revision : "none",
-                                t->pod->revision ? t->pod->revision : "none"));
+            return;
+        rec_remove(r, t,
+                   t->pod->leaving
+                       ? rec_text(r, "%s: its node is being emptied", rec_role_name(role))
+                       : why);
     }
 }
 
-static void pods_of_role(struct rec *r, enum rec_role role)
+static void pods_of_role(struct rec *r, enum rec_role role, const struct rollout_move *m)
 {
-    int32_t want = r->want[role], surge = r->s->max_surge, made = 0;
-    if (surge <= 0 && r->s->max_unavailable <= 0)
-        surge = 1; /* a roll-out must be able to go on */
+    int32_t want = r->want[role], made = 0;
+    const char *wanted = r->s->roles[role].revision;
     struct tally n = tally(r, role);
-    if (!n.live && !want && !r->s->n_pods)
+    if (!n.live && !want && !r->n_slots)
         return;
     if (hold_unwanted(r, role))
         return;
-    int32_t cap = n.old && want ? want + surge : want;
-    trim(r, role, cap);
+    const char *surplus = rec_text(r, "%s: %d wanted, %d there", rec_role_name(role), want, n.live);
+    const char *older = want ? rec_text(r, "%s: revision %s replaces it", rec_role_name(role),
+                                        wanted ? wanted : "none")
+                             : surplus;
+    drop(r, role, OLD_UNREADY, m->drop_old_unready, older);
+    drop(r, role, OLD_READY, m->drop_old_ready, older);
+    drop(r, role, NEW, m->drop_new, surplus);
     n = tally(r, role);
     int32_t waiting = failures(r, role, want - n.live, &made);
-    int32_t room = cap - n.live - made - waiting, missing = want - n.fresh - made - waiting;
-    int32_t more = room < missing ? room : missing;
+    int32_t more = m->create - made - waiting;
     for (int32_t i = 0; i < more && i < CREATES_MAX; i++)
-        add_pod(
-            r, role,
-            rec_text(r, "%s: %d wanted, %d there", rec_role_name(role), want, n.live + made + i));
+        make(r, role,
+             rec_text(r, "%s: %d wanted, %d there", rec_role_name(role), want, n.live + made + i));
     if (more > CREATES_MAX)
         rec_requeue(r, r->now + 1000000000ull);
 }
 
+/* Old and new groups can't work together: some have another pairing key than their role's. */
+static bool in_step(struct rec *r)
+{
+    if (!r->s->roles[REC_PREFILL].wanted || !r->s->roles[REC_DECODE].wanted || r->s->paused)
+        return false;
+    for (struct rec_slot *t = r->slots; t < slot_end(r); t++)
+        if (t->role <= REC_DECODE && counts_in(t, t->role) && !pairs(r, t))
+            return true;
+    return false;
+}
+
+static void moves(struct rec *r, struct rollout_move *out)
+{
+    struct rollout_role roles[REC_ROLES];
+    struct rollout_budget b = {r->s->max_unavailable, r->s->max_surge, false};
+    for (int i = 0; i < REC_ROLES; i++) {
+        struct tally n = tally(r, (enum rec_role)i);
+        roles[i] = (struct rollout_role){r->want[i], n.fresh,     n.fresh_ready,
+                                         n.old,      n.old_ready, n.paired_ready};
+    }
+    rollout_plan(&roles[REC_UNIFIED], REC_ROLES - REC_UNIFIED, &b, &out[REC_UNIFIED]);
+    b.in_step = in_step(r);
+    rollout_plan(&roles[REC_PREFILL], 2, &b, &out[REC_PREFILL]);
+}
+
 void rec_pods(struct rec *r)
 {
-    const struct rec_snapshot *s = r->s;
-    r->slots = arena_calloc(r->arena, (s->n_pods + 1) * sizeof *r->slots);
-    if (!r->slots) {
-        r->oom = true;
-        return;
-    }
-    r->name_seed = hash_mix(0, s->uid);
-    for (size_t i = 0; i < s->n_pods; i++) {
-        r->slots[i] = (struct rec_slot){.pod = &s->pods[i], .role = s->pods[i].role};
-        r->name_seed += hash_mix(0, s->pods[i].uid); /* in any order */
-    }
+    struct rollout_move m[REC_ROLES];
     flips(r);
     standby_rungs(r);
+    moves(r, m);
     for (int i = 0; i < REC_ROLES; i++)
-        pods_of_role(r, (enum rec_role)i);
+        pods_of_role(r, (enum rec_role)i, &m[i]);
+    rec_groups(r);
 }

@@ -1,3 +1,4 @@
+#include "lib/decide/guard.h"
 #include "lib/decide/reconcile_int.h"
 
 static bool same(const char *a, const char *b)
@@ -5,15 +6,16 @@ static bool same(const char *a, const char *b)
     return strcmp(a ? a : "", b ? b : "") == 0;
 }
 
+/* Groups as they are, by the role that they have now. */
 static struct rec_counts count(const struct rec *r, enum rec_role role)
 {
     struct rec_counts c = {.desired = r->want[role]};
-    for (size_t i = 0; i < r->s->n_pods; i++) {
-        const struct rec_pod *p = &r->s->pods[i];
+    for (size_t i = 0; i < r->n_slots; i++) {
+        const struct rec_pod *p = r->slots[i].pod;
         if (p->role != role || !rec_live(p))
             continue;
         c.current++;
-        c.ready += p->ready;
+        c.ready += p->ready && GUARD(ready_whole);
         c.updated += rec_current(r, p, role);
     }
     return c;
@@ -37,7 +39,7 @@ static bool condition_changed(const struct rec_condition *a, const struct rec_co
 }
 
 struct view {
-    int32_t desired, ready, old, missing, draining;
+    int32_t desired, ready, old, missing, draining, leaving;
     const struct rec_pod *unschedulable, *troubled;
     enum rec_role lacking; /* the first role with too few ready pods */
 };
@@ -54,14 +56,17 @@ static struct view look(const struct rec *r)
         if (i != REC_STANDBY && c->ready < c->desired && v.lacking == REC_NO_ROLE)
             v.lacking = (enum rec_role)i;
     }
-    for (size_t i = 0; i < r->s->n_pods; i++) {
-        const struct rec_pod *p = &r->s->pods[i];
+    for (size_t i = 0; i < r->n_slots; i++) {
+        const struct rec_pod *p = r->slots[i].pod;
         v.draining += p->deleting;
+        v.leaving += p->leaving && rec_live(p);
         if (p->deleting)
             continue;
-        if (p->unschedulable && !v.unschedulable)
+        bool waits = p->gated && p->backoff_until_ns > r->now;
+        if ((p->unschedulable || waits) && !v.unschedulable)
             v.unschedulable = p;
-        if ((p->failed || p->trouble) && !p->ready && !p->unschedulable && !v.troubled)
+        if ((p->failed || p->trouble || p->lost) && !p->ready && !p->unschedulable && !waits &&
+            !v.troubled)
             v.troubled = p;
     }
     return v;
@@ -83,17 +88,25 @@ static void set_ready(struct rec *r, const struct view *v)
         reason = "ScaledToZero";
         message = "no role has any groups";
     } else if (n && v->troubled) {
-        reason = v->troubled->failed ? "PodFailed" : "PodCrashing";
+        reason = v->troubled->reason   ? v->troubled->reason
+                 : v->troubled->failed ? "PodFailed"
+                                       : "PodCrashing";
         message = rec_text(r, "%s; pod %s: %s", lack, v->troubled->name,
                            v->troubled->trouble ? v->troubled->trouble : "it ended");
     } else if (n && v->unschedulable) {
         reason = "NoCapacity";
-        message = rec_text(r, "%s; pod %s fits on no node%s%s", lack, v->unschedulable->name,
+        message = rec_text(r, "%s; %s fits on no node%s%s", lack, v->unschedulable->name,
                            v->unschedulable->trouble ? ": " : "",
                            v->unschedulable->trouble ? v->unschedulable->trouble : "");
-    } else if (v->old) {
+    } else if (v->old && r->s->paused) {
+        reason = "Paused";
+        message = rec_text(r,
+                           "%d groups are of an older revision; the rollout goes on when "
+                           "spec.rollout.paused is false",
+                           v->old);
+    } else if (v->old && GUARD(ready_current)) {
         reason = "Updating";
-        message = rec_text(r, "%d pods are still of an older revision", v->old);
+        message = rec_text(r, "%d groups are still of an older revision", v->old);
     } else if (n) {
         reason = "PodsNotReady";
         message = lack;
@@ -109,21 +122,28 @@ static void set_others(struct rec *r, const struct view *v)
 {
     const struct rec_snapshot *s = r->s;
     struct rec_condition *c = r->plan->conditions;
-    bool moving = !r->reject_reason && (v->old || v->missing || v->draining);
+    bool rolling = v->old && !s->paused;
+    bool moving = !r->reject_reason && (rolling || v->missing || v->draining || v->leaving);
     set(r, &c[REC_ACCEPTED], &s->conditions[REC_ACCEPTED], "Accepted", !r->reject_reason,
         r->reject_reason ? r->reject_reason : "Accepted",
         r->reject_reason ? r->reject_message : "the spec can be carried out", s->generation);
     set(r, &c[REC_PROGRESSING], &s->conditions[REC_PROGRESSING], "Progressing", moving,
-        !moving                      ? "Settled"
-        : v->old                     ? "RollingOut"
-        : v->draining && !v->missing ? "Draining"
-                                     : "Scaling",
+        !moving && v->old && s->paused && !r->reject_reason ? "Paused"
+        : !moving                                           ? "Settled"
+        : rolling                                           ? "RollingOut"
+        : v->leaving && !v->missing                         ? "NodeDraining"
+        : v->draining && !v->missing                        ? "Draining"
+                                                            : "Scaling",
         moving ? "pods are being added, replaced or drained" : "there is nothing to change",
         s->generation);
     set(r, &c[REC_CAPACITY_LIMITED], &s->conditions[REC_CAPACITY_LIMITED], "CapacityLimited",
         v->unschedulable, v->unschedulable ? "Unschedulable" : "CapacityFound",
-        v->unschedulable ? rec_text(r, "pod %s fits on no node", v->unschedulable->name)
-                         : "every pod has a node",
+        v->unschedulable
+            ? rec_text(r,
+                       "%s fits on no node%s%.300s; free devices, add a node, or lower the number",
+                       v->unschedulable->name, v->unschedulable->trouble ? ": " : "",
+                       v->unschedulable->trouble ? v->unschedulable->trouble : "")
+            : "every pod has a node",
         s->generation);
 }
 
@@ -158,8 +178,9 @@ void rec_status(struct rec *r)
         changed |=
             i != REC_STANDBY && memcmp(&plan->counts[i], &s->counts[i], sizeof *plan->counts) != 0;
     }
-    plan->revision = s->roles[s->roles[REC_UNIFIED].wanted ? REC_UNIFIED : REC_DECODE].revision;
-    changed |= !same(s->status_revision, plan->revision);
+    if (!plan->revision)
+        plan->revision = s->roles[s->roles[REC_UNIFIED].wanted ? REC_UNIFIED : REC_DECODE].revision;
+    changed |= !same(s->status_revision, plan->revision) || !same(s->status_current, plan->current);
     struct view v = look(r);
     set_ready(r, &v);
     set_others(r, &v);

@@ -56,7 +56,7 @@ static bool stays(const struct rec_slot *t)
 static int32_t on_rung(const struct rec *r, const enum rec_rung *rung, enum rec_rung which)
 {
     int32_t n = 0;
-    for (size_t i = 0; i < r->s->n_pods; i++)
+    for (size_t i = 0; i < r->n_slots; i++)
         n += stays(&r->slots[i]) && rung[i] == which;
     return n;
 }
@@ -65,7 +65,7 @@ static int32_t on_rung(const struct rec *r, const enum rec_rung *rung, enum rec_
 static size_t pick(const struct rec *r, const enum rec_rung *rung, enum rec_rung from, bool up)
 {
     size_t best = SIZE_MAX;
-    for (size_t i = 0; i < r->s->n_pods; i++) {
+    for (size_t i = 0; i < r->n_slots; i++) {
         if (!stays(&r->slots[i]) || rung[i] != from)
             continue;
         if (best == SIZE_MAX || standby_sooner(r->slots[i].pod, r->slots[best].pod) == up)
@@ -89,7 +89,7 @@ static void shift(const struct rec *r, enum rec_rung *rung, enum rec_rung from, 
  */
 void standby_rungs(struct rec *r)
 {
-    size_t n = r->s->n_pods;
+    size_t n = r->n_slots;
     int32_t hot = rec_bounded(r->s->hot_standby), warm = rec_bounded(r->s->warm_standby);
     enum rec_rung *rung = arena_calloc(r->arena, (n + 1) * sizeof *rung);
     if (!rung) {
@@ -109,13 +109,14 @@ void standby_rungs(struct rec *r)
         const struct rec_pod *p = r->slots[i].pod;
         if (rung[i] == p->rung || !stays(&r->slots[i]))
             continue;
-        struct rec_action *a =
-            rec_add(r, REC_RUNG_POD, REC_STANDBY,
-                    rec_text(r, "%s: standby, %s", p->name, rec_rung_name(rung[i])));
-        a->name = p->name;
-        a->uid = p->uid;
-        a->resource_version = p->resource_version;
-        a->rung = rung[i];
+        struct rec_action a = {
+            .kind = REC_RUNG_POD,
+            .role = REC_STANDBY,
+            .from_role = REC_NO_ROLE,
+            .rung = rung[i],
+            .why = rec_text(r, "%s: standby, %s", p->name, rec_rung_name(rung[i])),
+        };
+        rec_each_pod(r, &r->slots[i], &a);
     }
 }
 

@@ -24,8 +24,13 @@ struct world {
     struct rec_snapshot s; /* pods are filled in by world_snapshot */
     struct world_pod pods[WORLD_PODS];
     struct rec_pod list[WORLD_PODS];
+    struct gang_group gangs[WORLD_PODS];
+    struct rec_revision revisions[32];
+    const char *pod_groups[WORLD_PODS];
     uint64_t now;
-    unsigned uid, rv, created, deleted, flipped, scaled, recorded;
+    bool no_nodes; /* what is made finds no node */
+    int addresses; /* given to pods */
+    unsigned uid, rv, created, deleted, flipped, scaled, recorded, restarts;
     struct rec_plan plan;
 };
 
@@ -71,8 +76,39 @@ static inline void world_fini(struct world *w)
     arena_fini(&w->arena);
 }
 
+/* Gated groups of several pods, as the shell sums them up. */
+static inline void world_gangs(struct world *w)
+{
+    w->s.gangs = w->gangs;
+    w->s.n_gangs = 0;
+    for (size_t i = 0; i < WORLD_PODS; i++) {
+        const struct rec_pod *p = &w->pods[i].p;
+        struct gang_group *g = NULL;
+        if (!w->pods[i].there || p->deleting || p->size <= 1)
+            continue;
+        for (size_t k = 0; k < w->s.n_gangs; k++)
+            if (strcmp(w->gangs[k].name, p->group) == 0)
+                g = &w->gangs[k];
+        if (!g) {
+            g = &w->gangs[w->s.n_gangs++];
+            *g =
+                (struct gang_group){.name = p->group, .size = p->size, .created_ns = p->created_ns};
+        }
+        g->there++;
+        g->gated += p->gated;
+        g->placed += p->placed;
+        if (p->lifted_ns && (!g->lifted_ns || p->lifted_ns < g->lifted_ns))
+            g->lifted_ns = p->lifted_ns;
+        if (p->backoff_until_ns > g->not_before_ns)
+            g->not_before_ns = p->backoff_until_ns;
+    }
+}
+
 static inline const struct rec_snapshot *world_snapshot(struct world *w)
 {
+    world_gangs(w);
+    w->s.revisions = w->revisions;
+    w->s.pod_groups = w->pod_groups;
     size_t n = 0;
     for (size_t i = 0; i < WORLD_PODS; i++)
         if (w->pods[i].there)
@@ -93,6 +129,7 @@ static inline struct rec_pod *world_add_pod(struct world *w, enum rec_role role,
                                         .uid = world_text(w, "uid-", ++w->uid),
                                         .resource_version = world_text(w, "", ++w->rv),
                                         .role = role,
+                                        .placed = true,
                                         .revision = arena_dup(&w->arena, str_c(revision)),
                                         .ready = ready,
                                         .created_ns = w->now};
@@ -157,9 +194,36 @@ static inline void world_pod_action(struct world *w, const struct rec_action *a)
     case REC_CREATE_POD:
         assert_null(world_pod(w, a->name)); /* the API server would say AlreadyExists */
         p = world_add_pod(w, a->role, a->name, a->revision, false);
+        p->group = arena_dup(&w->arena, str_c(a->group));
+        p->index = a->index;
+        p->size = a->number;
+        p->epoch = a->epoch;
+        p->gated = a->gated;
+        p->placed = !a->gated && !w->no_nodes;
+        p->pair = w->s.roles[a->role].pair;
+        p->crash = a->crash ? arena_dup(&w->arena, str_c(a->crash)) : NULL;
+        p->backoff_until_ns = a->backoff_until_ns;
+        p->backoff_s = a->backoff_s;
+        w->created++;
+        break;
+    case REC_LIFT_GATE:
+        p = world_pod(w, a->name);
+        assert_non_null(p);
+        p->gated = false;
+        p->lifted_ns = w->now;
+        break;
+    case REC_GROUP_POD:
+        p = world_pod(w, a->name);
+        assert_non_null(p);
+        p->peers = a->peers ? arena_dup(&w->arena, str_c(a->peers)) : p->peers;
+        if (a->epoch > p->epoch) {
+            p->ready = false; /* its ranks start again */
+            w->restarts++;
+        }
         p->epoch = a->epoch;
         p->backoff_until_ns = a->backoff_until_ns;
-        w->created++;
+        p->backoff_s = a->backoff_s;
+        p->crash = a->crash ? arena_dup(&w->arena, str_c(a->crash)) : p->crash;
         break;
     case REC_DELETE_POD:
         p = world_pod(w, a->name);
@@ -197,6 +261,7 @@ static inline void world_status(struct world *w)
     w->s.observed_generation = w->s.generation;
     w->s.status_url = w->s.url;
     w->s.status_revision = w->plan.revision;
+    w->s.status_current = w->plan.current;
 }
 
 static inline void world_pool_status(struct world *w, enum rec_role role)
@@ -209,6 +274,31 @@ static inline void world_pool_status(struct world *w, enum rec_role role)
     p->selector = rec_selector(&w->arena, w->s.name, role);
     p->ready = w->plan.pool_ready[role];
     p->ready.message = arena_dup(&w->arena, str_c(p->ready.message));
+}
+
+static inline void world_revision(struct world *w, const struct rec_action *a)
+{
+    struct rec_revision *v = w->revisions;
+    size_t i = 0;
+    if (a->kind == REC_CREATE_REVISION) {
+        v[w->s.n_revisions++] = (struct rec_revision){
+            .name = arena_dup(&w->arena, str_c(a->name)),
+            .uid = world_text(w, "rev-", ++w->uid),
+            .hash = arena_dup(&w->arena, str_c(a->revision)),
+            .number = a->number64,
+            .roles = {w->s.roles[0].revision, w->s.roles[1].revision, w->s.roles[2].revision,
+                      w->s.roles[3].revision},
+        };
+        return;
+    }
+    while (i < w->s.n_revisions && strcmp(v[i].name, a->name) != 0)
+        i++;
+    assert_true(i < w->s.n_revisions);
+    assert_string_equal(v[i].uid, a->uid);
+    if (a->kind == REC_NUMBER_REVISION)
+        v[i].number = a->number64;
+    else
+        v[i] = v[--w->s.n_revisions];
 }
 
 static inline void world_apply(struct world *w, const struct rec_action *a)
@@ -241,7 +331,16 @@ static inline void world_apply(struct world *w, const struct rec_action *a)
                                .bounds_max = -1,
                                .pdb_min_available = -1};
         break;
-    case REC_APPLY_PDB: p->pdb_min_available = a->number; break;
+    case REC_APPLY_PDB:
+        p->pdb_min_available = a->number;
+        p->pdb_all_ranks = a->index == 1;
+        break;
+    case REC_CREATE_GANG:
+        w->pod_groups[w->s.n_pod_groups++] = arena_dup(&w->arena, str_c(a->group));
+        break;
+    case REC_CREATE_REVISION:
+    case REC_NUMBER_REVISION:
+    case REC_DELETE_REVISION: world_revision(w, a); break;
     case REC_POOL_STATUS: world_pool_status(w, a->role); break;
     case REC_STATUS: world_status(w); break;
     default: world_pod_action(w, a);
@@ -257,16 +356,23 @@ static inline size_t world_turn(struct world *w, size_t limit)
     return w->plan.n;
 }
 
-/* The kubelet: what was made becomes ready, what was deleted goes. */
+/* The scheduler and the kubelet: what was made gets a node and an address and becomes ready (a pod
+ * of a group once it knows the others), what was deleted goes. */
 static inline void world_kubelet(struct world *w)
 {
     for (size_t i = 0; i < WORLD_PODS; i++) {
         struct rec_pod *p = &w->pods[i].p;
         if (!w->pods[i].there)
             continue;
-        if (p->deleting)
+        if (p->deleting) {
             w->pods[i].there = false;
-        else if (!p->failed && !p->trouble && !p->unschedulable && p->role != REC_STANDBY)
+            continue;
+        }
+        p->placed |= !p->gated && !w->no_nodes;
+        if (p->placed && !p->ip)
+            p->ip = world_text(w, "10.0.0.", (unsigned)++w->addresses);
+        if (!p->failed && !p->trouble && !p->unschedulable && !p->lost && p->role != REC_STANDBY &&
+            p->placed && (p->size <= 1 || (p->peers && p->failed_epoch < p->epoch)))
             p->ready = true;
     }
 }

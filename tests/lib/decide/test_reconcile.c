@@ -18,8 +18,15 @@ static void a_new_deployment_gets_its_secret_pools_and_pods(void **state)
     assert_string_equal(w.s.conditions[REC_ACCEPTED].status, "True");
     assert_string_equal(w.s.conditions[REC_PROGRESSING].status, "False");
     assert_int_equal(world_pool(&w, REC_DECODE)->ready_replicas, 2);
-    assert_int_equal(world_pool(&w, REC_DECODE)->pdb_min_available, 1);
+    assert_int_equal(world_pool(&w, REC_DECODE)->pdb_min_available, 2); /* maxSurge 1 */
     world_fini(&w);
+}
+
+static void every_kind_of_action_has_a_name(void **state)
+{
+    (void)state;
+    for (int k = 0; k <= REC_STATUS; k++)
+        assert_non_null(rec_kind_name((enum rec_kind)k));
 }
 
 static void reconciling_again_changes_nothing(void **state)
@@ -537,6 +544,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_new_deployment_gets_its_secret_pools_and_pods),
+        cmocka_unit_test(every_kind_of_action_has_a_name),
         cmocka_unit_test(reconciling_again_changes_nothing),
         cmocka_unit_test(the_same_snapshot_gives_the_same_names),
         cmocka_unit_test(a_crash_after_any_write_ends_in_the_same_state),
