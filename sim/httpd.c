@@ -406,4 +406,11 @@ void net_drop(struct proc *p, bool silent)
 void net_calm(void)
 {
     net_faults = (struct net_faults){0}; /* damaged streams break within half a minute */
+    for (unsigned i = 0; i < control_count(); i++) {
+        struct proc *p = control_proc(i);
+        bool held = p->cut_until_ns > sim_now() || p->deaf_until_ns > sim_now();
+        p->cut_until_ns = p->deaf_until_ns = 0;
+        if (held)
+            net_drop(p, false); /* what was held back would come late */
+    }
 }

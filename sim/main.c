@@ -131,6 +131,7 @@ static void settle(struct result *out)
         }
     }
     out->settle_ns = sim_now() - began;
+    trace("settled");
     uint64_t writes = control_writes;
     if (!sim_run(sim_now() + 60 * NS_PER_S))
         return;

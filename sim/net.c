@@ -271,7 +271,9 @@ void net_frame(struct http_call *c, struct str s)
     bool about = watched && frame_key(s, key);
     if (c->held.data && (!about || strcmp(key, c->held.key) == 0))
         release(c); /* the order of one object's events is never changed */
-    if (about && draw(net_faults.lose_frame)) {
+    if (memmem(s.p, s.n, "k8s.io/initial-events-end", 25))
+        c->listing = false;
+    if (about && !c->listing && draw(net_faults.lose_frame)) { /* lists are whole or fail */
         trace("net: %s: frame lost, %s", c->client->proc->name, key);
         lose_frame(c);
         return;
@@ -454,6 +456,7 @@ struct http_call *http_start(struct http_client *h, const struct http_request *r
     }
     buf_init(&c->in, r->max_body_bytes ? r->max_body_bytes : 64u << 20);
     c->watch = strstr(r->url, "watch=1") != NULL;
+    c->listing = strstr(r->url, "sendInitialEvents=true") != NULL;
     c->refs = 2; /* the client's and the arrival's */
     c->next = h->calls;
     if (c->next)

@@ -44,7 +44,7 @@ struct http_call {
     struct buf in;
     struct pair *answer_headers;
     int status;
-    bool watch, watch_cut, damaged, lose_request, cancelled, ended;
+    bool watch, listing, watch_cut, damaged, lose_request, cancelled, ended;
     unsigned refs;
     uint64_t last_due; /* of the messages to the client: their order is kept */
     struct {
