@@ -23,11 +23,12 @@ import kubernetes  # noqa: E402
 PROGRAMS = ("controller", "router", "agent")
 
 
-def api(cluster, method, path, body=None):
-    """One request as the administrator; (status, object)."""
+def api(cluster, method, path, body=None, config=None, kind="application/json"):
+    """One request, as the administrator or with a kubeconfig's token; (status, object)."""
+    token = json.loads(pathlib.Path(config).read_text())["users"][0]["user"]["token"] if config else cluster.token
     context = ssl.create_default_context(cafile=cluster.dir / "certs" / "apiserver.crt")
     r = urllib.request.Request(cluster.server + path, method=method, data=json.dumps(body).encode() if body else None,
-                               headers={"Authorization": "Bearer " + cluster.token, "Content-Type": "application/json"})
+                               headers={"Authorization": "Bearer " + token, "Content-Type": kind})
     try:
         with urllib.request.urlopen(r, context=context, timeout=20) as a:
             return a.status, json.load(a)
