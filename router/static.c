@@ -31,14 +31,14 @@ static int add_worker(struct router *r, struct deployment *d, const json_t *o, s
     rc = rc ? rc : json_need_int(o, "port", 1, 65535, &port, e);
     if (rc)
         return rc;
-    if (!fleet_worker(r->fleet, d, name, "", host, (uint16_t)port, false))
+    if (!fleet_worker(r->fleet, d, name, json_str_at(o, "uid", ""), host, (uint16_t)port, false))
         return err_set(e, E2BIG, "at most %d workers a model", FLEET_WORKERS_MAX);
     return 0;
 }
 
 static int add_model(struct router *r, const json_t *o, struct err *e)
 {
-    struct deployment_spec s = {.namespace = "default",
+    struct deployment_spec s = {.namespace = json_str_at(o, "namespace", "default"),
                                 .sha256 = json_str_at(o, "sha256", ""),
                                 .kv_dtype = json_str_at(o, "kv_dtype", "f16"),
                                 .block_tokens = (uint32_t)json_int_at(o, "block_tokens", 32),

@@ -130,7 +130,7 @@ class Process:
 
 class Worker(Process):
     def __init__(self, name, role, model, host, folder, secret_file, shm, extra=()):
-        self.host, self.role = host, role
+        self.host, self.role, self.uid = host, role, ""
         self.secret = pathlib.Path(secret_file).read_text().strip()
         super().__init__(name, [
             program("baton-worker"), "--model", str(model), "--secret-file", str(secret_file),
@@ -171,7 +171,7 @@ class Fleet:
         self.secret_file = self.folder / "secret"
         self.secret_file.write_text(self.secret)
         self.shm = pathlib.Path(tempfile.mkdtemp(prefix="baton-test-", dir="/dev/shm"))
-        self.workers, self.router = {}, None
+        self.workers, self.router, self.static_more = {}, None, {}
         self.host, self.port = "127.0.0.1", free_port()
         self.router_args = list(router_args)
         try:
@@ -196,8 +196,8 @@ class Fleet:
         path = self.folder / "static.json"
         path.write_text(json.dumps({"models": [{
             "name": self.model, "infd": "chat", "source": f"file://{self.model_file}", "secret": self.secret,
-            "disaggregation": self.policy, "max_context": self.max_context,
-            "workers": [{"name": w.name, "host": w.host, "port": 8000} for w in self.workers.values()]}]}))
+            "disaggregation": self.policy, "max_context": self.max_context, **self.static_more,
+            "workers": [{"name": w.name, "uid": w.uid, "host": w.host, "port": 8000} for w in self.workers.values()]}]}))
         return path
 
     def start_router(self):

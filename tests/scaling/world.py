@@ -26,6 +26,8 @@ def load(name, path):
 
 kubernetes = sys.modules.get("kubernetes") or load("kubernetes", ROOT / "tests/controller/kubernetes.py")
 controller_tests = load("baton_controller_tests", ROOT / "tests/controller/conftest.py")
+base = load("baton_tests", ROOT / "tests/conftest.py")
+Process = base.Process
 FakeRouter, infd = controller_tests.FakeRouter, controller_tests.infd
 
 
