@@ -31,12 +31,12 @@ struct launcher { /* one connection on agent.sock */
     char *devices;           /* that its container was given: "GPU-…,GPU-…"; NULL: none known */
     struct weights_key want; /* its weights request, strings owned; source NULL: none */
     uint64_t want_bytes;
-    bool waits;                  /* for another to fill its image */
-    struct store_entry *model;   /* whose files its workers read */
-    char *model_key;             /* of the fetch that it waits for; NULL: none */
-    bool fetched;                /* it had to wait for a fetch */
-    json_t *status;              /* the last status message; NULL: none yet */
-    char *sent_role, *sent_rung; /* last told */
+    bool waits;                               /* for another to fill its image */
+    struct store_entry *model;                /* whose files its workers read */
+    char *model_key;                          /* of the fetch that it waits for; NULL: none */
+    bool fetched;                             /* it had to wait for a fetch */
+    json_t *status;                           /* the last status message; NULL: none yet */
+    char *sent_role, *sent_rung, *sent_group; /* last told */
     bool sent_drain;
     struct launcher *prev, *next;
 };
@@ -89,6 +89,7 @@ struct apod *pods_find(struct agent *a, const char *uid);
 void pods_poke(
     struct apod *p); /* compares what is with what the API says, and writes the difference */
 const char *pods_role(const struct apod *p); /* desired; NULL: no label */
+bool pods_grouped(const struct apod *p);     /* one pod of several of a group */
 
 /* inventory.c */
 void inventory_start(struct agent *a);

@@ -176,6 +176,30 @@ static bool differs(const struct apod *p, json_t *notes, const char *key, const 
     return true;
 }
 
+bool pods_grouped(const struct apod *p)
+{
+    const char *size =
+        json_string_value(json_object_get(json_at(p->obj, "metadata.labels"), LABEL_GROUP_SIZE));
+    return size && strcmp(size, "1") != 0;
+}
+
+/* In a group of several pods epoch and back-off are the controller's; this pod only says which
+ * epoch its ranks failed in, together with the record of why. */
+static bool note_epoch(struct apod *p, json_t *notes)
+{
+    const json_t *r = p->reported, *crash = json_object_get(r, "crash");
+    char epoch[24];
+    bool any = false;
+    if (!pods_grouped(p)) {
+        snprintf(epoch, sizeof epoch, "%lld", (long long)json_int_at(r, "epoch", 0));
+        if (json_object_get(r, "epoch"))
+            any |= differs(p, notes, ANN_EPOCH, epoch);
+        return any | differs(p, notes, ANN_BACKOFF_UNTIL, json_str_at(r, "backoff_until", NULL));
+    }
+    snprintf(epoch, sizeof epoch, "%lld", (long long)json_int_at(crash, "epoch", 0));
+    return json_int_at(crash, "epoch", 0) > 0 && differs(p, notes, ANN_FAILED_EPOCH, epoch);
+}
+
 /* Annotations tell routers and the controller; they stay as they are while no launcher is
  * connected. */
 static void write_annotations(struct apod *p)
@@ -183,8 +207,6 @@ static void write_annotations(struct apod *p)
     const json_t *r = p->reported, *crash = json_object_get(r, "crash");
     if (!r)
         return;
-    char epoch[24];
-    snprintf(epoch, sizeof epoch, "%lld", (long long)json_int_at(r, "epoch", 0));
     CLEANUP(free_charp)
     char *record = json_is_object(crash) ? json_dumps(crash, JSON_COMPACT) : NULL;
     CLEANUP(json_decrefp) json_t *notes = json_object();
@@ -192,11 +214,9 @@ static void write_annotations(struct apod *p)
     bool any = differs(p, notes, ANN_ACTUAL_ROLE, json_str_at(r, "role", NULL));
     if (incarnation)
         any |= differs(p, notes, ANN_INCARNATION, incarnation);
-    if (json_object_get(r, "epoch"))
-        any |= differs(p, notes, ANN_EPOCH, epoch);
+    any |= note_epoch(p, notes);
     if (record)
         any |= differs(p, notes, ANN_LAST_CRASH, record);
-    any |= differs(p, notes, ANN_BACKOFF_UNTIL, json_str_at(r, "backoff_until", NULL));
     if (p->fault)
         any |= differs(p, notes, ANN_DEVICE_FAULT, p->fault);
     if (p->lead)

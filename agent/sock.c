@@ -55,6 +55,35 @@ static void tell_rung(struct launcher *l, const struct apod *p, const char *role
     l->sent_rung = xstrdup(rung);
 }
 
+/* The start barrier of a group of several pods: who they are and the epoch to run at. */
+static void tell_group(struct launcher *l, const struct apod *p)
+{
+    const json_t *notes = json_at(p->obj, "metadata.annotations");
+    const char *peers = json_string_value(json_object_get(notes, ANN_PEERS));
+    const char *epoch = json_string_value(json_object_get(notes, ANN_EPOCH));
+    const json_t *labels = json_at(p->obj, "metadata.labels");
+    const char *index = json_string_value(json_object_get(labels, LABEL_INDEX));
+    uint64_t n, k;
+    if (!peers || !epoch || !index || str_to_u64(str_c(epoch), 0, UINT32_MAX, &n) ||
+        str_to_u64(str_c(index), 0, 4096, &k))
+        return;
+    CLEANUP(free_charp) char *now = xasprintf("%s %s", epoch, peers);
+    if (l->sent_group && strcmp(l->sent_group, now) == 0)
+        return;
+    json_t *list = json_parse(str_c(peers), 65536, 0, NULL);
+    if (!json_is_array(list)) {
+        log_warn("a pod's list of peers is not a JSON array", LS("pod", p->name));
+        json_decref(list);
+        return;
+    }
+    tell(l,
+         json_pack("{s:s, s:I, s:I, s:o}", "type", "group", "epoch", (json_int_t)n, "index",
+                   (json_int_t)k, "peers", list),
+         -1);
+    free(l->sent_group);
+    l->sent_group = xstrdup(now);
+}
+
 void sock_tell(struct launcher *l, const struct apod *p)
 {
     const char *role = pods_role(p);
@@ -68,6 +97,8 @@ void sock_tell(struct launcher *l, const struct apod *p)
         free(l->sent_role);
         l->sent_role = xstrdup(role);
     }
+    if (pods_grouped(p))
+        tell_group(l, p);
     if (json_at(p->obj, "metadata.deletionTimestamp") && !l->sent_drain) {
         tell(l, json_pack("{s:s}", "type", "drain"), -1);
         l->sent_drain = true;
@@ -213,6 +244,7 @@ static void on_closed(struct lines *lines, const char *why, void *ctx)
     json_decref(l->status);
     free(l->sent_role);
     free(l->sent_rung);
+    free(l->sent_group);
     free(l->devices);
     free(l->ns);
     free(l->pod);
