@@ -2,12 +2,9 @@
  * ranges, for who knows the peer secret of a deployment that uses the model. */
 #include "agent/models_int.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
-#include <unistd.h>
 #include <utlist.h>
 
 #define PREFIX "/v1/internal/weights/"
@@ -106,56 +103,6 @@ static const char *base_name(const char *path)
     return slash ? slash + 1 : path;
 }
 
-/* "bytes=a-b", "bytes=a-" within size; false: the whole (several ranges, suffixes, nonsense). */
-static int parse_range(const char *text, uint64_t size, uint64_t *from, uint64_t *len)
-{
-    struct str unit, first, last = str_cut(str_c(text), '=', &unit);
-    last = str_cut(last, '-', &first);
-    uint64_t a, b = size ? size - 1 : 0;
-    if (!str_eq_c(unit, "bytes") || str_to_u64(first, 0, INT64_MAX, &a))
-        return -EINVAL;
-    if (last.n && str_to_u64(last, 0, INT64_MAX, &b))
-        return -EINVAL;
-    if (a >= size || b < a)
-        return -ERANGE;
-    b = b < size ? b : size - 1;
-    *from = a;
-    *len = b - a + 1;
-    return 0;
-}
-
-static void send_file(struct offer *o, const char *path)
-{
-    struct stat st;
-    char text[96];
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0 || fstat(fd, &st)) {
-        close_fdp(&fd);
-        httpd_replyf(o->req, 404, "text/plain", "the file is not here any more\n");
-        return;
-    }
-    const char *range = httpd_header(o->req, "Range");
-    uint64_t size = (uint64_t)st.st_size, from = 0, len = size;
-    int r = range ? parse_range(range, size, &from, &len) : -EINVAL;
-    snprintf(text, sizeof text, "\"%s\"", o->sha256);
-    httpd_set_header(o->req, "ETag", text);
-    httpd_set_header(o->req, "Accept-Ranges", "bytes");
-    if (r == -ERANGE) {
-        close(fd);
-        snprintf(text, sizeof text, "bytes */%llu", (unsigned long long)size);
-        httpd_set_header(o->req, "Content-Range", text);
-        httpd_replyf(o->req, 416, "text/plain", "the range is outside the file\n");
-        return;
-    }
-    if (r == 0) {
-        snprintf(text, sizeof text, "bytes %llu-%llu/%llu", (unsigned long long)from,
-                 (unsigned long long)(from + len - 1), (unsigned long long)size);
-        httpd_set_header(o->req, "Content-Range", text);
-    }
-    o->m->offered_bytes += len;
-    httpd_reply_file(o->req, r == 0 ? 206 : 200, "application/octet-stream", fd, from, len);
-}
-
 static void send_manifest(struct offer *o, const struct set *set)
 {
     struct buf b;
@@ -183,7 +130,7 @@ static void send_entry(struct offer *o, struct store_entry *e)
         if (strcmp(e->set.files[i].name, name) != 0)
             continue;
         CLEANUP(free_charp) char *path = xasprintf("%s/%s", dir, name);
-        send_file(o, path);
+        o->m->offered_bytes += httpd_reply_path(o->req, path, o->sha256);
         return;
     }
     httpd_replyf(o->req, 404, "text/plain", "the model has no such file\n");
@@ -196,7 +143,7 @@ static void send_path(struct offer *o, const char *path)
     struct err e;
     if (!o->manifest) {
         if (!*o->name || strcmp(o->name, base_name(path)) == 0)
-            send_file(o, path);
+            o->m->offered_bytes += httpd_reply_path(o->req, path, o->sha256);
         else
             httpd_replyf(o->req, 404, "text/plain", "the model has no such file\n");
         return;

@@ -89,6 +89,7 @@ static void on_infd(const void *old, const void *now, void *ctx)
         .model_name = i->model_name && *i->model_name ? i->model_name : i->meta.name,
         .source = or_empty(i->model_source),
         .sha256 = or_empty(i->model_sha256),
+        .endpoint = i->model_endpoint,
         .kv_dtype = or_empty(i->kv_dtype),
         .block_tokens =
             i->kv_block_tokens > 0 && i->kv_block_tokens <= 4096 ? (uint32_t)i->kv_block_tokens : 0,

@@ -37,6 +37,7 @@ void deployment_unref(struct deployment *d)
     free(d->namespace);
     free(d->model_name);
     free(d->source);
+    free(d->endpoint);
     free(d->sha256);
     free(d->kv_dtype);
     free(d->secret);
@@ -142,7 +143,18 @@ static void start_load(struct fleet *f, struct deployment *d)
         return;
     d->loading = true;
     deployment_ref(d);
-    if (model_load(f->c.loop, d->source, on_model, d)) {
+    const char *addresses[4];
+    size_t n = 0;
+    for (size_t i = 0; i < d->n_workers && n < 4; i++)
+        if (d->worker[i] && *d->worker[i]->address)
+            addresses[n++] = d->worker[i]->address;
+    struct model_spec spec = {.source = d->source,
+                              .sha256 = d->sha256,
+                              .endpoint = d->endpoint,
+                              .workers = addresses,
+                              .n_workers = d->secret ? n : 0,
+                              .secret = d->secret};
+    if (model_load(f->c.loop, &spec, on_model, d)) {
         d->loading = false;
         deployment_unref(d);
     }
@@ -183,6 +195,7 @@ struct deployment *fleet_deployment(struct fleet *f, const struct deployment_spe
     if (renamed)
         stats_forget(d);
     bool moved = set_text(&d->source, s->source);
+    moved |= set_text(&d->endpoint, s->endpoint ? s->endpoint : "");
     bool space = set_text(&d->sha256, s->sha256) || moved || d->block_tokens != block_tokens;
     space |= set_text(&d->kv_dtype, s->kv_dtype && *s->kv_dtype ? s->kv_dtype : "f16");
     d->block_tokens = block_tokens;

@@ -22,6 +22,7 @@ struct stats;
 
 struct deployment_spec { /* strings are copied */
     const char *infd, *namespace, *model_name, *source, *sha256, *kv_dtype;
+    const char *endpoint; /* of the Hub; NULL: the usual one */
     enum route_policy policy;
     uint32_t block_tokens, max_context; /* 0: 32, the model's */
     uint64_t created_ns;                /* two with one model name: the oldest serves it */
@@ -35,7 +36,7 @@ struct deployment {
     struct deployment *next;
     unsigned refs; /* the fleet's and one a request */
     bool removed;
-    char *infd, *namespace, *model_name, *source, *sha256, *kv_dtype, *secret;
+    char *infd, *namespace, *model_name, *source, *sha256, *endpoint, *kv_dtype, *secret;
     enum route_policy policy;
     uint32_t block_tokens, max_context;
     uint64_t created_ns;

@@ -135,6 +135,8 @@ static int accept_heartbeat(struct worker *w, const struct wire_heartbeat *h, ui
     w->seq = h->seq;
     if (h->flags & WIRE_HB_RESET && !w->complete && h->flags & WIRE_HB_COMPLETE)
         w->complete = true;
+    if (!w->d->model && h->flags & WIRE_HB_RESET)
+        w->d->load_again_ns = 0; /* it can tell its tokenizer */
     index_remove(w->d->index, w->slot, (const struct block_name *)h->removed, h->n_removed);
     index_add(w->d->index, w->slot, (const struct block_name *)h->added, h->n_added);
     learn(w, h, s->heard_ns && now_ns > s->heard_ns ? (double)(now_ns - s->heard_ns) / 1e9 : 0);

@@ -1,5 +1,7 @@
 #include "router/model.h"
+#include "router/head.h"
 
+#include "lib/fetch/source.h"
 #include "lib/json/json.h"
 #include "lib/llm/gguf.h"
 
@@ -10,10 +12,13 @@
 #include <sys/stat.h>
 
 #define MAX_CONFIG_BYTES (4u << 20)
+#define WORKERS_MAX      4 /* that are asked for a model's head */
 
 struct load {
     uv_work_t work;
-    char *source;
+    char *source, *sha256, *endpoint, *secret;
+    char *workers[WORKERS_MAX];
+    size_t n_workers;
     struct model *model;
     struct err err;
     model_done_fn done;
@@ -130,18 +135,49 @@ static char *local_path(struct str path)
     return xasprintf("%s/" STR_FMT, models_dir, (int)(path.n - mount.n), path.p + mount.n);
 }
 
-static int read_model(const char *source, struct model *m, struct err *e)
+static bool exists(const char *path)
 {
-    struct str first;
-    str_cut(str_c(source), ',',
-            &first); /* sources in order of preference; a worker takes the first too */
-    first = str_trim(first);
-    if (str_starts(first, STR("file://")))
-        first = (struct str){first.p + 7, first.n - 7};
-    else if (memmem(first.p, first.n, "://", 3))
-        return err_set(e, ENOTSUP, "the router reads tokenizers from file:// sources, not \"%.*s\"",
-                       (int)(first.n < 200 ? first.n : 200), first.p);
-    CLEANUP(free_charp) char *path = local_path(first);
+    struct stat st;
+    return stat(path, &st) == 0;
+}
+
+/* What the node's agent has fetched: the file, or the folder of a repository; NULL: not here. Only
+ * complete models have a manifest. */
+static char *fetched_path(const struct load *l, const char *source)
+{
+    char key[SOURCE_KEY_MAX];
+    source_key(source, l->endpoint, l->sha256, key);
+    CLEANUP(free_charp) char *manifest = xasprintf("%s/fetched/%s/.baton.json", models_dir, key);
+    if (!exists(manifest))
+        return NULL;
+    char *dir = xasprintf("%s/fetched/%s", models_dir, key);
+    char *gguf = gguf_in(dir);
+    if (!gguf)
+        return dir;
+    free(dir);
+    return gguf;
+}
+
+/* Where this process sees the source's files, on the heap; NULL: nowhere. */
+static char *seen_path(const struct load *l, const char *source)
+{
+    struct source s;
+    if (!strstr(source, "://"))
+        return local_path(str_c(source));
+    if (source_parse(source, &s, NULL))
+        return NULL;
+    char *path = s.kind == SOURCE_FILE  ? local_path(str_c(s.path))
+                 : s.kind == SOURCE_PVC ? xasprintf("%s/%s", models_dir, s.path)
+                 : source_fetched(&s)   ? fetched_path(l, source)
+                                        : NULL;
+    if (path && exists(path))
+        return path;
+    free(path);
+    return NULL;
+}
+
+static int read_path(const char *path, struct model *m, struct err *e)
+{
     int rc = tokenizer_open(path, &m->tokenizer, e);
     rc = rc ? rc : read_shape(path, m, e);
     if (rc)
@@ -153,15 +189,44 @@ static int read_model(const char *source, struct model *m, struct err *e)
     return 0;
 }
 
+/* Here, else from a worker that has it. */
+static int read_model(const struct load *l, struct model *m, struct err *e)
+{
+    struct str first;
+    str_cut(str_c(l->source), ',',
+            &first); /* sources in order of preference; a worker takes the first too */
+    CLEANUP(free_charp) char *source = str_dup(str_trim(first));
+    CLEANUP(free_charp) char *path = seen_path(l, source);
+    if (path)
+        return read_path(path, m, e);
+    char *dir = NULL;
+    struct head_from from = {(const char *const *)l->workers, l->n_workers, l->secret};
+    int rc = head_fetch(&from, &dir, &path, e);
+    rc = rc ? err_wrap(e, "%.200s", source) : read_path(path, m, e);
+    head_remove(dir);
+    return rc;
+}
+
 static void on_work(uv_work_t *w)
 {
     struct load *l = w->data;
     struct model *m = xcalloc(1, sizeof *m);
     m->refs = 1;
-    if (read_model(l->source, m, &l->err))
+    if (read_model(l, m, &l->err))
         model_unref(m);
     else
         l->model = m;
+}
+
+static void load_free(struct load *l)
+{
+    for (size_t i = 0; i < l->n_workers; i++)
+        free(l->workers[i]);
+    free(l->source);
+    free(l->sha256);
+    free(l->endpoint);
+    free(l->secret);
+    free(l);
 }
 
 static void on_after(uv_work_t *w, int status)
@@ -170,22 +235,24 @@ static void on_after(uv_work_t *w, int status)
     if (status)
         err_set(&l->err, ECANCELED, "loading was cancelled");
     l->done(l->model, &l->err, l->ctx);
-    free(l->source);
-    free(l);
+    load_free(l);
 }
 
-int model_load(uv_loop_t *loop, const char *source, model_done_fn done, void *ctx)
+int model_load(uv_loop_t *loop, const struct model_spec *spec, model_done_fn done, void *ctx)
 {
     struct load *l = xcalloc(1, sizeof *l);
     l->work.data = l;
-    l->source = xstrdup(source);
+    l->source = xstrdup(spec->source);
+    l->sha256 = xstrdup(spec->sha256 ? spec->sha256 : "");
+    l->endpoint = xstrdup(spec->endpoint ? spec->endpoint : "");
+    l->secret = spec->secret ? xstrdup(spec->secret) : NULL;
+    for (size_t i = 0; i < spec->n_workers && i < WORKERS_MAX; i++)
+        l->workers[l->n_workers++] = xstrdup(spec->workers[i]);
     l->done = done;
     l->ctx = ctx;
     int rc = uv_queue_work(loop, &l->work, on_work, on_after);
-    if (rc) {
-        free(l->source);
-        free(l);
-    }
+    if (rc)
+        load_free(l);
     return rc;
 }
 

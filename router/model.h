@@ -25,6 +25,14 @@ void model_set_dir(const char *dir);
 
 /* done() is called once on the loop's thread with a new reference, or NULL and the error. */
 typedef void (*model_done_fn)(struct model *m, const struct err *e, void *ctx);
-int model_load(uv_loop_t *loop, const char *source, model_done_fn done, void *ctx) MUST_CHECK;
+struct model_spec { /* copied */
+    const char *source, *sha256, *endpoint;
+    const char *const
+        *workers; /* "host:port" of workers, for sources that are not seen from here */
+    size_t n_workers;
+    const char *secret; /* the peer secret; NULL: none yet */
+};
+int model_load(uv_loop_t *loop, const struct model_spec *spec, model_done_fn done,
+               void *ctx) MUST_CHECK;
 struct model *model_ref(struct model *m);
 void model_unref(struct model *m); /* NULL is fine */

@@ -1,4 +1,5 @@
 #include "worker/api.h"
+#include "worker/head.h"
 
 #include "lib/base/clock.h"
 #include "lib/base/log.h"
@@ -327,6 +328,8 @@ static void handle(struct httpd_req *req, void *ctx)
         generate(a, req);
     } else if (str_eq_c(path, "/v1/internal/cancel") && post) {
         cancel(a, req);
+    } else if (str_eq_c(path, "/v1/internal/model") && str_eq_c(method, "GET")) {
+        head_reply(req, a->c.model_path);
     } else if (str_eq_c(path, "/v1/internal/events") && str_eq_c(method, "GET")) {
         struct events_state s = state_now(a);
         events_subscribe(a->events, req, &s);

@@ -10,6 +10,7 @@ struct api;
 struct api_config {
     uv_loop_t *loop;
     const char *host, *secret, *name, *model_name;
+    const char *model_path; /* the model's file or folder, for routers; NULL: not offered */
     uint16_t port;
     uint64_t incarnation;
     uint32_t max_queue;

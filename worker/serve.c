@@ -25,6 +25,7 @@ struct worker {
     struct launcher *launcher;
     struct launcher_start start;
     char *secret;
+    char *model_path;
     void *image;
     size_t image_bytes;
     struct model *model;
@@ -201,6 +202,7 @@ static int start_api(struct worker *w, struct err *e)
                            .name = o->pod_name,
                            .model_name =
                                *o->model_name ? o->model_name : model_config(w->model)->name,
+                           .model_path = w->model_path,
                            .incarnation = w->start.incarnation,
                            .max_queue = (uint32_t)o->max_queue,
                            .kv = w->budget.kv,
@@ -230,6 +232,8 @@ static int prepare(struct worker *w, struct err *e)
     int rc = options_secret(w->o, &w->secret, e);
     rc = rc ? rc : load(w, e);
     rc = rc ? rc : options_budget(w->o, model_config(w->model), false, &w->budget, e);
+    if (!rc && options_model_path(w->o, &w->model_path, NULL))
+        w->model_path = NULL; /* only routers would want it */
     rc = rc ? rc : xfer_pool_new(&w->pool, w->budget.kv_bytes, e);
     rc = rc ? rc : start_api(w, e);
     rc = rc ? rc : start_engine(w, e);
@@ -248,6 +252,7 @@ static void finish(struct worker *w)
     if (w->pool.base)
         xfer_pool_free(&w->pool);
     free(w->secret);
+    free(w->model_path);
 }
 
 static void announce(const struct worker *w)

@@ -76,6 +76,10 @@ void httpd_replyf(struct httpd_req *r, int status, const char *content_type, con
 void httpd_reply_file(struct httpd_req *r, int status, const char *content_type, int fd,
                       uint64_t offset, uint64_t len);
 
+/* A whole file, or the part of it that the request's Range names (one range); 404 when it can't be
+ * opened. etag NULL: none. Returns the number of bytes that will be sent. */
+uint64_t httpd_reply_path(struct httpd_req *r, const char *path, const char *etag);
+
 /* A streamed reply (chunked). Writes are queued (copied) and flushed by the loop; -EMSGSIZE when
  * more than max_queued bytes wait for a slow client (the caller should httpd_abort), -EPIPE when
  * the client is gone. */
