@@ -2,6 +2,7 @@
  * the peer secrets. Only get, list and watch. A pod says where a worker is, never what it does:
  * roles come from the worker itself. */
 #include "lib/base/log.h"
+#include "lib/decide/hash.h"
 #include "lib/kube/cache.h"
 #include "router/rights.h"
 #include "router/router.h"
@@ -43,11 +44,15 @@ static void sync_pod(struct discover *s, const struct kube_pod *pod)
     bool over = pod->phase && (!strcmp(pod->phase, "Succeeded") || !strcmp(pod->phase, "Failed"));
     bool usable = pod->ip && *pod->ip && rank && !strcmp(rank, "0") && !over;
     struct worker *w = deployment_worker(d, pod->meta.name);
-    if (usable)
-        fleet_worker(s->r->fleet, d, pod->meta.name, pod->meta.uid, pod->ip, WORKER_PORT,
-                     pod->meta.deleted_ns != 0);
-    else if (w)
+    if (!usable && w)
         fleet_remove_worker(s->r->fleet, w);
+    if (!usable)
+        return;
+    const char *pair = kube_label(&pod->meta, LABEL_PAIR);
+    w = fleet_worker(s->r->fleet, d, pod->meta.name, pod->meta.uid, pod->ip, WORKER_PORT,
+                     pod->meta.deleted_ns != 0);
+    if (w)
+        d->state[w->slot].pair = pair ? hash_mix(0, pair) : 0;
 }
 
 static bool sync_pod_of(const void *object, void *ctx)

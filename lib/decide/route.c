@@ -1,4 +1,5 @@
 #include "lib/decide/route.h"
+#include "lib/decide/guard.h"
 
 #include <errno.h>
 #include <math.h>
@@ -18,6 +19,8 @@ struct context {
     size_t n;
     uint64_t now_ns;
     double cap_prefill, cap_decode; /* requests */
+    bool paired;                    /* only workers of `pair` make a split */
+    uint64_t pair;
 };
 
 static bool takes(const struct route_worker *w, bool prefill)
@@ -133,6 +136,7 @@ static struct best cheapest(const struct context *c, bool prefill, int skip,
                             double (*price)(const struct context *, size_t), struct rng *rng)
 {
     double cap = prefill ? c->cap_prefill : c->cap_decode;
+    bool split = price == price_prefill || price == price_decode;
     for (int pass = 0; pass < 3; pass++) {
         double lowest = INFINITY;
         for (int round = 0, chosen = -1; round < 2; round++) {
@@ -140,7 +144,8 @@ static struct best cheapest(const struct context *c, bool prefill, int skip,
             for (size_t i = 0; i < c->n; i++) {
                 const struct route_worker *w = &c->w[i];
                 if ((int)i == skip || !alive(c, i) || !takes(w, prefill) ||
-                    (pass < 2 && w->avoid) || (pass < 1 && held(w, prefill) + 1 > cap))
+                    (split && c->paired && w->pair != c->pair) || (pass < 2 && w->avoid) ||
+                    (pass < 1 && held(w, prefill) + 1 > cap))
                     continue;
                 double p = price(c, i);
                 if (round == 0)
@@ -163,6 +168,63 @@ static enum route_reason why_not(const struct context *c)
         decode |= alive(c, i) && takes(&c->w[i], false);
     }
     return !any ? ROUTE_NO_WORKER : !decode ? ROUTE_NO_DECODE : ROUTE_NO_PREFILL;
+}
+
+/* Ready workers of a role: of one pairing key, or of all. */
+static double count(const struct context *c, bool prefill, bool all, uint64_t pair)
+{
+    double n = 0;
+    for (size_t i = 0; i < c->n; i++)
+        n += alive(c, i) && takes(&c->w[i], prefill) && (all || c->w[i].pair == pair);
+    return n;
+}
+
+/* What of the whole work pairs of one key can do: as much as its scarcer role. */
+static double weight(const struct context *c, uint64_t pair)
+{
+    double p = count(c, true, true, 0), d = count(c, false, true, 0);
+    if (p <= 0 || d <= 0)
+        return 0;
+    double wp = count(c, true, false, pair) / p, wd = count(c, false, false, pair) / d;
+    if (!GUARD(scarcer_role))
+        return wp;
+    return wp < wd ? wp : wd;
+}
+
+/* Is worker i the first alive one of its key? */
+static bool first_of_key(const struct context *c, size_t i)
+{
+    if (!alive(c, i) || c->w[i].role == ROUTE_STANDBY)
+        return false;
+    for (size_t k = 0; k < i; k++)
+        if (alive(c, k) && c->w[k].role != ROUTE_STANDBY && c->w[k].pair == c->w[i].pair)
+            return false;
+    return true;
+}
+
+/* Draws the pairing key for this request. False when no key has both roles: no split then. */
+static bool draw_pair(struct context *c, struct rng *rng)
+{
+    double sum = 0;
+    size_t keys = 0;
+    for (size_t i = 0; i < c->n; i++)
+        if (first_of_key(c, i)) {
+            keys++;
+            sum += weight(c, c->w[i].pair);
+        }
+    if (keys <= 1 || !GUARD(pair_revision))
+        return true;
+    c->paired = true;
+    double at = rng_unit(rng) * sum;
+    for (size_t i = 0; i < c->n && sum > 0; i++) {
+        double w = first_of_key(c, i) ? weight(c, c->w[i].pair) : 0;
+        if (w <= 0)
+            continue;
+        c->pair = c->w[i].pair; /* the last one, should rounding leave a rest */
+        if ((at -= w) < 0)
+            break;
+    }
+    return sum > 0;
 }
 
 /* P and D must be two workers; when one worker is the best for both, the cheaper of the two ways to
@@ -195,7 +257,7 @@ int route(const struct route_request *req, const struct route_worker *workers, s
     c.cap_decode = load_cap(&c, false);
     struct best p = {-1, INFINITY}, d = {-1, INFINITY}, alone = {-1, INFINITY};
     double split = INFINITY;
-    if (req->policy != ROUTE_NEVER)
+    if (req->policy != ROUTE_NEVER && draw_pair(&c, rng))
         split = best_split(&c, rng, &p, &d);
     if (req->policy != ROUTE_ALWAYS)
         alone = cheapest(&c, false, -1, price_alone, rng);

@@ -14,6 +14,11 @@
  * random. A worker that holds more than its share of what is in flight (ROUTE_CAP_FACTOR x the mean
  * + ROUTE_CAP_SPARE requests) is left out while another remains, however hot its cache.
  *
+ * While revisions that can't work together serve side by side (a rollout), one is drawn for each
+ * request, with the share that pairs of it can do as its weight: min over prefill and decode of its
+ * ready workers / all ready workers, so that a revision with much prefill and little decode gets
+ * little. Both workers then come from it.
+ *
  * The fleet's figures are what workers reported last plus the ledger: what was sent to an
  * incarnation and is not yet in its reports. The caller keeps that up to date (one thread), so a
  * burst between two heartbeats does not run to one worker. Source: DESIGN §4.1; bounded loads:
@@ -41,6 +46,8 @@ struct route_worker {
     enum route_role role; /* actual */
     bool ready, draining;
     bool avoid; /* this request already failed there */
+    uint64_t
+        pair; /* P and D must have the same: model and KV layout of their revision; 0: unknown */
     uint32_t running, waiting;
     uint64_t waiting_tokens, resident_tokens;
     uint32_t kv_blocks, kv_blocks_used, block_tokens;

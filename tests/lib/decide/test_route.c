@@ -225,9 +225,55 @@ static void the_same_inputs_give_the_same_pick(void **s)
     }
 }
 
+/* A rollout in its middle: 2 prefill and 9 decode of the old revision, 1 and 1 of the new. */
+static void mixed_fleet(struct world *f)
+{
+    for (int i = 0; i < 3; i++)
+        add(f, ROUTE_PREFILL)->pair = i < 2 ? 7 : 8;
+    for (int i = 0; i < 10; i++)
+        add(f, ROUTE_DECODE)->pair = i < 9 ? 7 : 8;
+}
+
+static void prefill_and_decode_are_of_one_revision(void **s)
+{
+    (void)s;
+    struct world f = {.rng = {3}};
+    mixed_fleet(&f);
+    for (int i = 0; i < 500; i++) {
+        struct route_pick p = pick(&f, 500, ROUTE_ALWAYS, 1);
+        assert_int_equal(f.w[p.prefill].pair, f.w[p.decode].pair);
+    }
+}
+
+static void a_revision_gets_what_its_scarcer_role_can_do(void **s)
+{
+    (void)s;
+    struct world f = {.rng = {4}};
+    int fresh = 0, n = 4000;
+    mixed_fleet(&f);
+    for (int i = 0; i < n; i++)
+        fresh += f.w[pick(&f, 500, ROUTE_ALWAYS, 1).prefill].pair == 8;
+    /* weights 2/3 and 1/10: 13 % to the new one, not the third that prefill alone would say */
+    assert_in_range(fresh, n * 10 / 100, n * 16 / 100);
+}
+
+static void revisions_that_lack_a_role_make_no_pairs(void **s)
+{
+    (void)s;
+    struct world f = {.rng = {5}};
+    add(&f, ROUTE_PREFILL)->pair = 7;
+    add(&f, ROUTE_DECODE)->pair = 8;
+    pick(&f, 500, ROUTE_ALWAYS, 0);
+    struct route_pick p = pick(&f, 500, ROUTE_AUTO, 1);
+    assert_int_equal(p.reason, ROUTE_ALONE);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(prefill_and_decode_are_of_one_revision),
+        cmocka_unit_test(a_revision_gets_what_its_scarcer_role_can_do),
+        cmocka_unit_test(revisions_that_lack_a_role_make_no_pairs),
         cmocka_unit_test(always_takes_two_workers_and_never_takes_one),
         cmocka_unit_test(without_prefill_workers_always_fails_and_auto_runs_on_decode),
         cmocka_unit_test(the_reason_says_what_is_missing),
