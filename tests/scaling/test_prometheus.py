@@ -60,9 +60,9 @@ class Prometheus:
 class Load:
     """Clients that ask without a pause until stopped. Every answer must be a good one."""
 
-    def __init__(self, fleet, clients, tokens):
+    def __init__(self, fleet, clients, tokens, words=250):
         self.fleet, self.stopped, self.bad, self.good = fleet, False, [], 0
-        self.tokens = tokens
+        self.tokens, self.prompt = tokens, "one two three " * words
         self.threads = [threading.Thread(target=self.run, args=(i,), daemon=True) for i in range(clients)]
         for t in self.threads:
             t.start()
@@ -71,7 +71,7 @@ class Load:
         n = 0
         while not self.stopped:
             n += 1
-            status, _, body = self.fleet.complete(f"{i} {n} " + "one two three " * 250, max_tokens=self.tokens, ignore_eos=True)
+            status, _, body = self.fleet.complete(f"{i} {n} " + self.prompt, max_tokens=self.tokens, ignore_eos=True)
             if status == 200:
                 self.good += 1
             else:
@@ -136,15 +136,16 @@ def test_batons_rule_follows_the_series_that_prometheus_holds(world, stack):
         world.status(p, ready=p["metadata"]["uid"] == f.workers["prefill-0"].uid)
     wait(lambda: world.scaled("prefill") == 1, 120, "prefill to shrink when the load is over")
     assert load.good > 0
-    assert prometheus.value(f"sum(baton_router_slo_requests_total)") >= load.good
+    assert prometheus.value("sum(baton_router_slo_requests_total)") >= load.good
 
 
 def test_promql_of_the_spec_drives_a_role(world, stack):
-    query = f'sum(baton_router_worker_requests_running{{infd="chat",infd_namespace="{world.ns}",role="decode"}})'
+    which = f'{{infd="chat",infd_namespace="{world.ns}",role="decode"}}'
+    query = f"sum(baton_router_worker_requests_running{which}) + sum(baton_router_worker_requests_waiting{which})"
     c, f, prometheus = stack({"queries": [{"role": "decode", "query": query, "target": "2"},
                                           {"role": "prefill", "query": "vector(NaN)"}]})
-    load = Load(f, 6, 60)
-    wait(lambda: world.scaled("decode") > 1, 90, "decode to grow with what runs there")
+    load = Load(f, 6, 100, words=20)
+    wait(lambda: world.scaled("decode") > 1, 90, "decode to grow with the requests that have their home there")
     assert source_of(world, "decode") == "query"
     said = c.get(f"/v1/scaling/{world.ns}/chat/prefill")[1]
     assert said["code"] == "NoLoadReported" and "no number" in said["query_error"] and world.scaled("prefill") == 1
