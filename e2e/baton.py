@@ -72,14 +72,17 @@ class Baton:
         return json.loads(self.kubectl("get", *args, "-o", "json"))
 
     def sample(self, name="chat", **changes):
-        """The sample with some of spec's fields replaced."""
+        """The sample with some of spec's fields replaced; None removes one."""
         o = yaml.safe_load((ROOT / f"manifests/samples/{name}.yaml").read_text())
         for path, value in changes.items():
             at = o["spec"]
             *way, last = path.split("__")
             for step in way:
                 at = at.setdefault(step, {})
-            at[last] = value
+            if value is None:
+                at.pop(last, None)
+            else:
+                at[last] = value
         return json.dumps(o)
 
     def wait_ready(self, name="chat", seconds=180):

@@ -61,15 +61,20 @@ def test_kubectl_scales_a_pool(baton):
     assert "Paris" in baton.ask("What is the capital of France?")[0]
 
 
+def everything(baton):
+    """Every object of every kind whose name has to do with us; events are history."""
+    found = []
+    for kind in baton.cluster.kubectl("api-resources", "--verbs=list", "-o", "name").split():
+        if not kind.startswith("events"):
+            found += baton.cluster.kubectl("get", kind, "-A", "-o", "name", "--ignore-not-found").split()
+    return [n for n in found if "baton" in n]
+
+
 def test_uninstall_leaves_nothing(baton):
     baton.kubectl("delete", "infd", "chat", "--wait")
     eventually(lambda: not baton.get("pods", "-l", "serving.baton.dev/infd")["items"], 120, message="no worker pods")
     baton.uninstall()
     baton.cluster.kubectl("delete", "-f", ROOT / "charts/baton/crds", "--wait", timeout=180)  # Helm leaves CRDs to people
-    left = []
-    for kind in baton.cluster.kubectl("api-resources", "--verbs=list", "-o", "name").split():
-        if not kind.startswith(("events", "namespaces")):
-            names = baton.cluster.kubectl("get", kind, "-A", "-o", "name", "--ignore-not-found").split()
-            left += [n for n in names if "baton" in n]
-    assert not left, f"left after helm uninstall: {left}"
-    baton.cluster.kubectl("delete", "namespace", NAMESPACE, "--wait", timeout=180)
+    assert [n for n in everything(baton) if not n.startswith(("lease", "namespace"))] == [], "left after helm uninstall"
+    baton.cluster.kubectl("delete", "namespace", NAMESPACE, "--wait", timeout=180)  # with the Lease of the controllers' election
+    assert everything(baton) == [], "left after the namespace"

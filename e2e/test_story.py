@@ -8,6 +8,8 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.parse
+import urllib.request
 
 import pytest
 
@@ -25,6 +27,12 @@ VALUES = {"agent.weightsGiB": 1, "agent.requests.memory": "256Mi", "router.resou
 WORKER = {"requests": {"cpu": "200m", "memory": "512Mi"}, "limits": {"cpu": "1", "memory": "1Gi"}}
 
 
+def apart(role):
+    """Workers of a role on different nodes, where there is room: no node is the only holder of a role."""
+    term = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"serving.baton.dev/infd": "chat", "serving.baton.dev/role": role}}}
+    return {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": term}]}}
+
+
 class Story:
     """The cluster, the client beside it and what was noted on the way."""
 
@@ -40,7 +48,7 @@ class Story:
     def start_client(self):
         url = ",".join(f"http://10.200.0.{10 + n}:{self.baton.node_port()}" for n in (1, 2))
         command = self.cluster.inside("python3", ROOT / "e2e/client.py", "--url", url, "--model", MODEL, "--out", self.log, "--streams", STREAMS,
-                                      "--seconds", SECONDS + 10)
+                                      "--seconds", SECONDS + 30)
         self.client = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=self.cluster._env())
         eventually(lambda: self.requests(), 60, message="the client's first answers")
 
@@ -95,8 +103,8 @@ def story():
 
 
 def chat(**changes):
-    spec = {"prefill__resources": WORKER, "decode__resources": WORKER, "decode__replicas": 2, "rollout__drainTimeout": "20s", **changes}
-    return spec
+    return {"prefill__resources": WORKER, "decode__resources": WORKER, "prefill__replicas": 2, "decode__replicas": 2,
+            "prefill__affinity": apart("prefill"), "decode__affinity": apart("decode"), "rollout__drainTimeout": "20s", **changes}
 
 
 def apply(story, **changes):
@@ -114,8 +122,9 @@ def test_01_helm_installs_the_chart(story):
         b.namespace()
         values = story.dir / "values.json"
         values.write_text(json.dumps({"router": {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {
-            "nodeSelectorTerms": [{"matchExpressions": [FRONT]}]}}, "podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [
-                {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"app.kubernetes.io/name": "baton-router"}}}]}}},
+            "nodeSelectorTerms": [{"matchExpressions": [FRONT]}]}}, "podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [
+                {"weight": 100, "podAffinityTerm": {"topologyKey": "kubernetes.io/hostname", "labelSelector": {
+                    "matchLabels": {"app.kubernetes.io/name": "baton-router"}}}}]}}},
             "controller": {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {
                 "nodeSelectorTerms": [{"matchExpressions": [FRONT]}]}}}}}))
         story.values = values
@@ -153,13 +162,109 @@ def test_03_kubectl_scales_a_pool(story):
         story.settle()
 
 
+HPA = {"apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler", "metadata": {"name": "chat-decode"}, "spec": {
+    "scaleTargetRef": {"apiVersion": "serving.baton.dev/v1alpha1", "kind": "WorkerPool", "name": "chat-decode"}, "minReplicas": 2, "maxReplicas": 3,
+    "metrics": [{"type": "External", "external": {"metric": {"name": "baton_running_requests", "selector": {"matchLabels": {
+        "infd": "chat", "role": "decode"}}}, "target": {"type": "AverageValue", "averageValue": "3"}}}]}}
+
+
+def test_04_an_hpa_scales_a_pool_by_external_metrics(story):
+    b = story.baton
+    with story.phase("scale by an HPA on baton_running_requests: decode 2 → 3 → 2") as note:
+        value = eventually(lambda: json.loads(b.cluster.kubectl(
+            "get", "--raw", f"/apis/external.metrics.k8s.io/v1beta1/namespaces/{NAMESPACE}/baton_running_requests"))["items"], 60,
+            message="external metrics through the API server")
+        note("external.metrics.k8s.io says " + ", ".join(f"{v['metricLabels']}: {v['value']}" for v in value))
+        started = time.monotonic()
+        b.kubectl("apply", "-f", "-", input=json.dumps(HPA))
+        settled(story, "decode", 3)
+        status = b.get("hpa", "chat-decode")["status"]
+        note(f"third decode worker ready after {time.monotonic() - started:.1f} s; the HPA wants {status['desiredReplicas']} "
+             f"for {status['currentMetrics'][0]['external']['current']}")
+        story.settle(30)
+        b.kubectl("delete", "hpa", "chat-decode")
+        b.kubectl("scale", "wp/chat-decode", "--replicas=2")
+        settled(story, "decode", 2)
+        story.settle()
+
+
+PROMETHEUS = """
+global: {{scrape_interval: 2s}}
+scrape_configs:
+  - job_name: baton
+    kubernetes_sd_configs: [{{role: pod, kubeconfig_file: {config}, namespaces: {{names: [{namespace}]}}}}]
+    relabel_configs:
+      - {{source_labels: [__meta_kubernetes_pod_annotation_prometheus_io_scrape], regex: "true", action: keep}}
+      - {{source_labels: [__meta_kubernetes_pod_ip, __meta_kubernetes_pod_annotation_prometheus_io_port], regex: "(.+);(.+)",
+         replacement: "$1:$2", target_label: __address__}}
+      - {{source_labels: [__meta_kubernetes_pod_name], target_label: pod}}
+"""
+
+
+def prometheus(story):
+    """A real Prometheus on the nodes' network that scrapes every pod of ours; a port of 127.0.0.1 that leads to it."""
+    c = story.cluster
+    (c.dir / "prometheus.yml").write_text(PROMETHEUS.format(config=c.dir / "pki/admin.conf", namespace=NAMESPACE))
+    with open(c.dir / "log/prometheus.log", "wb") as log:
+        subprocess.Popen(c.inside("prometheus", f"--config.file={c.dir}/prometheus.yml", f"--storage.tsdb.path={c.dir}/prometheus",
+                                  "--web.listen-address=10.200.0.1:9090"), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    port = c.forward("10.200.0.1", 9090)
+
+    def query(q):
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/query?query={urllib.parse.quote(q)}", timeout=10) as r:
+            return json.load(r)["data"]["result"]
+
+    up = eventually(lambda: len(up) >= 4 and up if (up := query("up == 1")) else None, 60, message="targets that are up")
+    return query, len(up)
+
+
+def test_05_batons_rule_scales_a_pool_from_prometheus(story):
+    b = story.baton
+    with story.phase("scale by Baton's rule from Prometheus: decode 2 → 3 → 2") as note:
+        query, up = prometheus(story)
+        note(f"Prometheus scrapes {up} pods; workers as routers see them: {len(query('baton_router_worker_running_requests'))} series")
+        before = {w["name"] for w in b.workers("decode")}
+        started = time.monotonic()
+        rule = {"mode": "Baton", "prometheus": {"url": "http://10.200.0.1:9090"}, "downWindow": "20s"}
+        apply(story, decode__replicas=None, decode__bounds={"min": 2, "max": 3}, scaling=rule, slo={"tpot": "10ms"})
+        settled(story, "decode", 3)
+        note(f"third decode worker ready after {time.monotonic() - started:.1f} s beside {len(before)}")
+        explained = b.get("wp", "chat-decode")["status"].get("conditions", [])
+        note("the pool says: " + "; ".join(f"{c['type']} {c['status']}: {c.get('message', '')}" for c in explained))
+        story.settle(30)
+        apply(story)
+        b.kubectl("scale", "wp/chat-decode", "--replicas=2")
+        settled(story, "decode", 2)
+        story.settle()
+
+
+def test_06_a_hot_standby_is_promoted(story):
+    b = story.baton
+    with story.phase("a hot standby is promoted to decode") as note:
+        started = time.monotonic()
+        apply(story, standby={"hot": 1})
+        hot = eventually(lambda: [p["metadata"]["name"] for p in b.get("pods", "-l", "serving.baton.dev/role=standby")["items"]
+                                  if p["metadata"]["annotations"].get("serving.baton.dev/actual-role") == "standby"], 180, message="a hot standby")[0]
+        note(f"standby {hot} has its model loaded after {time.monotonic() - started:.1f} s")
+        started = time.monotonic()
+        b.kubectl("scale", "wp/chat-decode", "--replicas=3")
+        eventually(lambda: hot in {w["name"] for w in b.ready("decode")}, 60, every=0.05, message="the standby as a decode worker")
+        note(f"it is a ready decode worker {time.monotonic() - started:.2f} s after kubectl scale")
+        eventually(lambda: len(b.workers("standby")) == 1, 120, message="another standby behind it")
+        story.settle(30)
+        apply(story)
+        b.kubectl("scale", "wp/chat-decode", "--replicas=2")
+        settled(story, "decode", 2)
+        story.settle()
+
+
 def test_08_a_rollout_replaces_every_worker(story):
     b = story.baton
     with story.phase("rollout: a new revision of every worker") as note:
         before, started = {w["revision"] for w in b.workers()}, time.monotonic()
         limits = {**WORKER, "limits": {"cpu": "1", "memory": "1100Mi"}}
         apply(story, prefill__resources=limits, decode__resources=limits)
-        eventually(lambda: not before & {w["revision"] for w in b.workers()} and len(b.ready("decode")) == 2 and len(b.ready("prefill")) == 1, 400,
+        eventually(lambda: not before & {w["revision"] for w in b.workers()} and len(b.ready("decode")) == 2 == len(b.ready("prefill")), 400,
                    message="only workers of the new revision")
         note(f"done after {time.monotonic() - started:.1f} s: " + ", ".join(f"{w['role']} {w['name']}" for w in b.workers()))
         story.settle()
@@ -172,7 +277,7 @@ def test_09_a_node_is_drained(story):
         started = time.monotonic()
         b.cluster.kubectl("drain", "node2", "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=400s", timeout=420)
         note(f"drained after {time.monotonic() - started:.1f} s; on it were workers {on or 'none'}")
-        eventually(lambda: len(b.ready("decode")) == 2 and len(b.ready("prefill")) == 1, 240, message="workers elsewhere")
+        eventually(lambda: len(b.ready("decode")) == 2 == len(b.ready("prefill")), 240, message="workers elsewhere")
         note("workers: " + ", ".join(f"{w['role']} {w['name']} on {w['node']}" for w in b.workers()))
         story.settle()
         b.cluster.kubectl("uncordon", "node2")
@@ -187,10 +292,13 @@ def test_10_a_node_is_killed(story):
         started = time.monotonic()
         story.cluster.kill_node(3)
         note(f"on it were {on}")
-        eventually(lambda: len([w for w in b.ready("decode") if w["node"] != "node3"]) == 2
-                   and [w for w in b.ready("prefill") if w["node"] != "node3"], 300, message="workers on the nodes that are left")
+        left = lambda role: len([w for w in b.ready(role) if w["node"] != "node3"])  # noqa: E731
+        eventually(lambda: left("decode") == 2 == left("prefill"), 300, message="workers on the nodes that are left")
         note(f"all workers ready on the other nodes after {time.monotonic() - started:.1f} s")
         story.settle()
+        b.cluster.kubectl("delete", "node", "node3")  # as an operator does with a machine that is gone; a new one takes its name
+        story.cluster.add_node(3)
+        eventually(lambda: story.cluster.ready_nodes() == 3, 120, message="the node again")
 
 
 def test_11_the_chart_is_upgraded(story):
@@ -198,7 +306,7 @@ def test_11_the_chart_is_upgraded(story):
     with story.phase(f"helm upgrade to {NEXT}") as note:
         before = {w["name"] for w in b.workers()}
         started = time.monotonic()
-        b.install("upgrade", story.values, **{**VALUES, "image.tag": NEXT, "agent.tolerations": "null"})
+        b.install("upgrade", story.values, **{**VALUES, "image.tag": NEXT})
         note(f"upgraded after {time.monotonic() - started:.1f} s")
         assert before == {w["name"] for w in b.workers()}, "an upgrade of the chart replaced workers"
         note("every worker pod is the one it was")
