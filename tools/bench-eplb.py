@@ -26,7 +26,7 @@ class Shape(ctypes.Structure):
 
 def build(folder):
     so = os.path.join(folder, "eplb.so")
-    subprocess.run(["cc", "-O2", "-std=gnu17", "-shared", "-fPIC", "-I", ROOT, "-o", so, ROOT + "/lib/decide/eplb.c",
+    subprocess.run(["cc", "-O2", "-std=gnu17", "-D_GNU_SOURCE", "-shared", "-fPIC", "-I", ROOT, "-o", so, ROOT + "/lib/decide/eplb.c",
                     ROOT + "/lib/base/err.c"], check=True)
     return ctypes.CDLL(so)
 
