@@ -85,7 +85,10 @@ static void judge(const struct apod *p, struct verdict *v)
                  want ? want : "nothing");
     } else if (strcmp(want, "standby") == 0) {
         v->reason = "Standby";
-        snprintf(v->message, sizeof v->message, "the worker is ready to take a role");
+        bool warm = strcmp(json_str_at(r, "rung", "hot"), "warm") == 0;
+        snprintf(v->message, sizeof v->message,
+                 warm ? "the worker sleeps until it takes a role (warm)"
+                      : "the worker is ready to take a role (hot)");
     } else {
         v->ready = true;
         v->reason = "RoleActive";

@@ -1,0 +1,345 @@
+#!/usr/bin/env python3
+"""What the standby ladder gives, measured on an embedded cluster (`baton up`) with SmolLM2: from the API call that asks for a group
+to the first token of a request that waits for it, from each rung; a P/D flip; and fetching a model from its source and from a
+peer. Each beside its bound: bytes that must move / bandwidth measured here. Prints a Markdown table.
+
+    bench/standby.py [--runs 5] [--build build]
+"""
+import argparse
+import base64
+import hashlib
+import http.client
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import ssl
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "e2e"), str(ROOT / "tests/fetch")]
+MODEL_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+P = "serving.baton.dev/"
+
+
+class Api:
+    """The embedded API server over one connection: kubectl's own start would be longer than what is measured."""
+
+    def __init__(self, kubeconfig, kubectl):
+        c = json.loads(subprocess.run([kubectl, "--kubeconfig", kubeconfig, "config", "view", "--raw", "-o", "json"],
+                                      capture_output=True, check=True).stdout)
+        server, user = c["clusters"][0]["cluster"], c["users"][0]["user"]
+        self.tls = ssl.create_default_context(cadata=base64.b64decode(server["certificate-authority-data"]).decode())
+        self.host = server["server"].removeprefix("https://")
+        self.auth = {"Authorization": "Bearer " + user["token"]}
+        self.c = http.client.HTTPSConnection(self.host, context=self.tls, timeout=20)
+
+    def call(self, method, path, body=None, kind="application/merge-patch+json"):
+        self.c.request(method, path, json.dumps(body) if body is not None else None, {**self.auth, "Content-Type": kind})
+        r = self.c.getresponse()
+        text = r.read()
+        assert r.status < 300 or r.status == 404, f"{method} {path}: {r.status} {text[:300]}"
+        return json.loads(text) if r.status < 300 else None
+
+    def scale(self, pool, n):
+        self.call("PATCH", f"/apis/serving.baton.dev/v1alpha1/namespaces/default/workerpools/{pool}/scale", {"spec": {"replicas": n}})
+
+    def infd(self, name):
+        return self.call("GET", f"/apis/serving.baton.dev/v1alpha1/namespaces/default/inferencedeployments/{name}")
+
+    def pods(self):
+        return self.call("GET", "/api/v1/namespaces/default/pods")["items"]
+
+
+def first_token(port, model, out):
+    """Time of the first token of a streamed chat completion, and the worker that gave it."""
+    c = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+    c.request("POST", "/v1/chat/completions", json.dumps({"model": model, "stream": True, "max_tokens": 1, "temperature": 0,
+                                                          "messages": [{"role": "user", "content": "Hi"}]}),
+              {"Content-Type": "application/json"})
+    r = c.getresponse()
+    for line in r:
+        if line.startswith(b"data: {") and b'"content":"' in line:
+            out["at"] = time.monotonic()
+            break
+    out["status"], out["decode"] = r.status, r.getheader("x-baton-decode", "")
+    c.close()
+
+
+def ask(port, model):
+    out = {}
+    first_token(port, model, out)
+    return out
+
+
+def deployment(name, source, sha256, endpoint=None, standby=None, roles=None):
+    role = {"replicas": 1, "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"cpu": "1", "memory": "1Gi"}}}
+    spec = {"model": {"name": name, "source": source, "sha256": sha256, **({"endpoint": endpoint} if endpoint else {})},
+            "standby": standby or {}, "kvCache": {"size": "256Mi"}, "routing": {"disaggregation": "always" if roles else "never"}}
+    for r, n in (roles or {"unified": 1}).items():
+        spec[r] = {**role, "replicas": n}
+    return {"apiVersion": "serving.baton.dev/v1alpha1", "kind": "InferenceDeployment", "metadata": {"name": name}, "spec": spec}
+
+
+class Bench:
+    def __init__(self, build, runs):
+        os.environ["BATON_BUILD"] = str(build)
+        import hub
+        import stack
+        self.stack_module, self.build, self.runs, self.rows = stack, build, runs, []
+        self.models = pathlib.Path(tempfile.mkdtemp(prefix="baton-standby-"))
+        source = stack.CACHE / "models" / MODEL_FILE
+        os.symlink(source, self.models / MODEL_FILE)
+        self.bytes = source.stat().st_size
+        data = source.read_bytes()
+        self.sha = hashlib.sha256(data).hexdigest()
+        self.hub = hub.Hub()
+        self.hub.repo("bench/smollm2", {"model.gguf": data})
+        self.stack = self.start()
+        self.api = Api(self.stack.kubeconfig, stack.KUBECTL)
+        self.seen = None
+
+    def start(self):
+        models = self.models
+
+        class Stack(self.stack_module.Stack):
+            def up(self):
+                r = subprocess.run([self_build / "bin/baton", "up", "--detach", "--data", self.data, "--port", str(self.port),
+                                    "--models-dir", models], cwd=ROOT, capture_output=True, text=True, timeout=180)
+                assert r.returncode == 0, r.stdout + r.stderr
+        self_build = self.build
+        return Stack()
+
+    def close(self):
+        subprocess.run([self.build / "bin/baton", "down", "--data", self.stack.data], capture_output=True, timeout=120)
+        self.hub.close()
+        shutil.rmtree(self.models, ignore_errors=True)
+        shutil.rmtree(self.stack.dir, ignore_errors=True)
+
+    def apply(self, o):
+        self.stack.kubectl("apply", "-f", "-", input=json.dumps(o))
+
+    def delete(self, name):
+        self.stack.kubectl("delete", "infd", name, "--wait=true")
+        self.stack_module.eventually(lambda: not [p for p in self.api.pods() if p["metadata"]["labels"].get(P + "infd") == name],
+                                     120, message=f"{name}'s pods are gone")
+
+    def standby_ready(self, name, rung, n=1):
+        def there():
+            pods = [p for p in self.api.pods() if p["metadata"]["labels"].get(P + "infd") == name and
+                    p["metadata"]["labels"].get(P + "role") == "standby"]
+            gates = [c for p in pods for c in p["status"].get("conditions", []) if c["type"] == P + "role" and c["reason"] == "Standby"]
+            return len(gates) >= n and all(f"({rung})" in g["message"] for g in gates)
+        self.stack_module.eventually(there, 120, message=f"a {rung} standby of {name}")
+        time.sleep(0.5)
+
+    def memory_bandwidth(self):
+        """Bytes a second of reading the model from the page cache, one thread."""
+        p, best = self.models / MODEL_FILE, 0
+        for _ in range(3):
+            t = time.monotonic()
+            with open(p, "rb", buffering=0) as f:
+                while f.read(1 << 22):
+                    pass
+            best = max(best, self.bytes / (time.monotonic() - t))
+        return best
+
+    def http_bandwidth(self):
+        t = time.monotonic()
+        subprocess.run(["curl", "-sfL", "-o", "/dev/null", f"{self.hub.endpoint}/bench/smollm2/resolve/main/model.gguf"], check=True)
+        return self.bytes / (time.monotonic() - t)
+
+    def row(self, what, seconds, bound, note):
+        mid = statistics.median(seconds)
+        self.rows.append(f"| {what} | {mid * 1e3:,.0f} ms | {min(seconds) * 1e3:,.0f} – {max(seconds) * 1e3:,.0f} | "
+                         f"{bound * 1e3:,.0f} ms | {note} |")
+        print(self.rows[-1], file=sys.stderr, flush=True)
+
+    def promote(self, name, act):
+        """Seconds from act() to the first token of a request that is sent right after it."""
+        out = {}
+        t = threading.Thread(target=first_token, args=(self.stack.port, name, out))
+        begin = time.monotonic()
+        act()
+        t.start()
+        t.join()
+        assert out.get("at"), f"no token: {out}"
+        return out["at"] - begin
+
+    # -- the rungs --
+
+    def ladder(self, memory):
+        kv = 256 << 20
+        self.apply(deployment("ladder", f"file://{self.models / MODEL_FILE}", self.sha, standby={"hot": 1}))
+        self.stack_module.eventually(lambda: ask(self.stack.port, "ladder").get("at"), 180, message="the first token")
+        pool = "ladder-unified"
+        for rung, bytes_, what in (("hot", 0, "nothing moves"), ("warm", kv + self.bytes, "KV pool is allocated, weights are mapped")):
+            standby = {"hot": 1, "warm": 0} if rung == "hot" else {"hot": 0, "warm": 1}
+            self.apply(deployment("ladder", f"file://{self.models / MODEL_FILE}", self.sha, standby=standby))
+            seconds, direct = [], []
+            for _ in range(self.runs):
+                self.api.scale(pool, 0)
+                self.stack_module.eventually(lambda: not [p for p in self.api.pods() if p["metadata"]["labels"].get(P + "role") == "unified"],
+                                             60, message="none serves")
+                self.standby_ready("ladder", rung)
+                seconds.append(self.promote("ladder", lambda: self.api.scale(pool, 1)))
+                direct += self.leads(rung)
+            self.row(f"{rung} → first token", seconds, bytes_ / memory, f"{what}; of it until the worker serves: "
+                     f"{statistics.median(direct) * 1e3:,.0f} ms" if direct else what)
+        self.seen = self.api.infd("ladder")["status"].get("standby")
+        self.delete("ladder")
+
+    def leads(self, rung):
+        found = []
+        for p in self.api.pods():
+            lead = json.loads(p["metadata"].get("annotations", {}).get(P + "lead", "null"))
+            if lead and lead["rung"] == rung:
+                found.append(lead["seconds"])
+        return found
+
+    def flip(self):
+        self.apply(deployment("pd", f"file://{self.models / MODEL_FILE}", self.sha, roles={"prefill": 2, "decode": 1}))
+        self.stack_module.eventually(lambda: ask(self.stack.port, "pd").get("at"), 180, message="the first token")
+        seconds, sizes = [], [(1, 2), (2, 1)]
+        for i in range(self.runs):
+            p, d = sizes[i % 2]
+            growing = "decode" if d == 2 else "prefill"
+            before = {x["metadata"]["name"] for x in self.api.pods() if x["metadata"]["labels"].get(P + "role") == growing}
+
+            def flipped():
+                return [x for x in self.api.pods() if x["metadata"]["labels"].get(P + "role") == growing and
+                        x["metadata"]["name"] not in before and
+                        x["metadata"].get("annotations", {}).get(P + "actual-role") == growing and
+                        any(c["type"] == "Ready" and c["status"] == "True" for c in x["status"].get("conditions", []))]
+            begin = time.monotonic()
+            self.api.scale(f"pd-{'prefill' if growing == 'decode' else 'decode'}", 1)
+            self.api.scale(f"pd-{growing}", 2)
+            self.stack_module.eventually(flipped, 60, 0.005, "the flip")
+            seconds.append(time.monotonic() - begin)
+            self.stack_module.eventually(lambda: ask(self.stack.port, "pd").get("at"), 30, message="a token")
+            time.sleep(1)
+        self.row("P⇄D flip, until the pod is Ready in its new role", seconds, 0, "nothing moves; two scale calls, one label")
+        self.delete("pd")
+
+    def new_pods(self, memory, network):
+        source = "hf://bench/smollm2/model.gguf"
+        spec = deployment("cold", source, self.sha, endpoint=self.hub.endpoint)
+        seconds = {"cold": [], "cached": []}
+        for _ in range(max(2, self.runs // 2)):
+            for rung in ("cold", "cached"):
+                self.forget_images()
+                seconds[rung].append(self.promote_new(spec))
+                self.delete("cold")
+            self.forget_images()
+            self.forget_files()
+        self.row("cold: new deployment, model from its source → first token", seconds["cold"], self.bytes / network + self.bytes / memory,
+                 "fetched, checked, loaded")
+        self.row("cached: new deployment, model on disk → first token", seconds["cached"], self.bytes / memory, "read, loaded")
+
+    def promote_new(self, spec):
+        begin = time.monotonic()
+        self.apply(spec)
+        out = {}
+
+        def answered():
+            out.clear()
+            first_token(self.stack.port, "cold", out)
+            return out.get("at")
+        self.stack_module.eventually(answered, 180, 0.05, "the first token")
+        return out["at"] - begin
+
+    def agent_pid(self):
+        for p in pathlib.Path("/proc").iterdir():
+            try:
+                if p.name.isdigit() and b"baton-agent\0" in (p / "cmdline").read_bytes() + b"\0" and \
+                        str(self.models).encode() in (p / "environ").read_bytes() and b"launch" not in (p / "cmdline").read_bytes():
+                    return int(p.name), dict(e.split("=", 1) for e in (p / "environ").read_bytes().decode(errors="replace").split("\0") if "=" in e)
+            except OSError:
+                pass
+        return None, {}
+
+    def restart_agent(self, between):
+        pid, env = self.agent_pid()
+        os.kill(pid, signal.SIGKILL)
+        between(env)
+        self.stack_module.eventually(lambda: self.agent_pid()[0] not in (None, pid), 60, message="a new agent")
+        time.sleep(2)
+
+    def forget_images(self):
+        self.restart_agent(lambda env: shutil.rmtree(env.get("BATON_SEGMENT_DIR") or env["BATON_AGENT_DIR"] + "/weights", ignore_errors=True))
+
+    def forget_files(self):
+        self.restart_agent(lambda env: shutil.rmtree(self.models / "fetched", ignore_errors=True))
+
+    # -- peers --
+
+    def peers(self, network):
+        """A second agent, as another node, keeps the model: from the source, then from the first one."""
+        self.stack.kubectl("apply", "-f", "-", input=json.dumps({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "b"}}))
+        spec = deployment("cold", "hf://bench/smollm2/model.gguf", self.sha, endpoint=self.hub.endpoint)
+        spec["metadata"]["annotations"] = {P + "cached-nodes": '["b"]'}
+        times = {"source": [], "peer": []}
+        for _ in range(max(2, self.runs // 2)):
+            spec["spec"]["unified"]["replicas"] = 0
+            self.apply(spec)
+            times["source"].append(self.keep_on_b())
+            spec["spec"]["unified"]["replicas"] = 1
+            self.apply(spec)
+            self.stack_module.eventually(lambda: self.sha in json.dumps(self.api.call(
+                "GET", "/apis/serving.baton.dev/v1alpha1/nodeinventories/local")), 60, message="the first node has it")
+            time.sleep(0.5)
+            times["peer"].append(self.keep_on_b())
+            self.delete("cold")
+            self.forget_files()
+        self.row("fetch by a node, from the source", times["source"], self.bytes / network, "checked with SHA-256 while it comes")
+        self.row("fetch by a node, from a peer", times["peer"], self.bytes / network, "the same, the source is not asked")
+
+    def keep_on_b(self):
+        d = pathlib.Path(tempfile.mkdtemp(prefix="baton-standby-b-"))
+        (d / "models").mkdir()
+        port = self.stack_module.free_port()
+        env = {**os.environ, "BATON_AGENT_DIR": str(d), "BATON_MODELS_DIR": str(d / "models"), "BATON_KUBECONFIG": str(self.stack.kubeconfig),
+               "BATON_NODE_NAME": "b", "BATON_POD_IP": "127.0.0.1", "BATON_AGENT_PORT": str(port)}
+        with open(d / "log", "wb") as log:
+            agent = subprocess.Popen([self.build / "bin/baton-agent"], env=env, stdout=log, stderr=log)
+        try:
+            line = self.stack_module.eventually(lambda: [x for x in (d / "log").read_text().splitlines() if '"model fetched"' in x], 60, 0.02,
+                                                f"the model on b: {(d / 'log').read_text()[-500:]}")[0]
+            return json.loads(line)["seconds"]
+        finally:
+            agent.kill()
+            agent.wait()
+            shutil.rmtree(d, ignore_errors=True)
+            self.stack.kubectl("delete", "ninv", "b", "--ignore-not-found")
+
+    def run(self):
+        memory, network = self.memory_bandwidth(), self.http_bandwidth()
+        self.ladder(memory)
+        self.flip()
+        self.new_pods(memory, network)
+        self.peers(network)
+        print(f"SmolLM2-135M-Instruct Q4_1, {self.bytes / 1e6:.0f} MB; KV pool 268 MB. Read bandwidth {memory / 1e9:.1f} GB/s (page cache, one thread), "
+              f"the test's source over loopback {network / 1e6:.0f} MB/s; {os.cpu_count()} cores. Median of {self.runs} runs (new pods and fetches: "
+              f"{max(2, self.runs // 2)}); everything that Kubernetes and the router do is in it.\n")
+        print("| step | median | range, ms | bound: bytes / bandwidth | |\n|---|---|---|---|---|")
+        print("\n".join(self.rows))
+        print(f"\n`status.standby` afterwards: `{json.dumps(self.seen)}`")
+
+
+if __name__ == "__main__":
+    a = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    a.add_argument("--runs", type=int, default=5)
+    a.add_argument("--build", type=pathlib.Path, default=ROOT / "build")
+    o = a.parse_args()
+    b = Bench(o.build.resolve(), o.runs)
+    try:
+        b.run()
+    finally:
+        b.close()
