@@ -101,7 +101,9 @@ static void set_costs(struct deployment *d, struct route_worker *s)
                                .kv_element_bytes = 2};
     if (d->model)
         shape = d->model->shape;
-    shape.kv_element_bytes = strcmp(d->kv_dtype, "f32") == 0 ? 4 : 2;
+    const char *dtype = d->kv_dtype;
+    bool byte = strcmp(dtype, "int8") == 0 || strcmp(dtype, "fp8") == 0;
+    shape.kv_element_bytes = strcmp(dtype, "f32") == 0 ? 4 : byte ? 1 : 2;
     cost_model_init(&s->cost.m, &shape, PRIOR_FLOPS, PRIOR_BYTES_PER_S, PRIOR_LINK_BYTES_PER_S);
 }
 

@@ -60,22 +60,43 @@ static int shape_of_gguf(const char *path, struct model *m, struct err *e)
     return 0;
 }
 
+/* Weights of the feed-forward parts that one token passes, and of all: dense, or experts. */
+static void ffn_params(const json_t *o, double width, double layers, double *active, double *all)
+{
+    double dense = json_num_at(o, "intermediate_size", 4 * width);
+    double experts =
+        json_num_at(o, "num_local_experts",
+                    json_num_at(o, "num_experts", json_num_at(o, "n_routed_experts", 0)));
+    double each = json_num_at(o, "moe_intermediate_size", dense),
+           used = json_num_at(o, "num_experts_per_tok", 2),
+           shared = json_num_at(o, "n_shared_experts", 0);
+    double plain = experts > 0 ? json_num_at(o, "first_k_dense_replace", 0) : layers;
+    *active = 3 * width * (plain * dense + (layers - plain) * each * (used + shared));
+    *all = 3 * width * (plain * dense + (layers - plain) * each * (experts + shared));
+}
+
 static int shape_of_config(const char *path, struct model *m, struct err *e)
 {
-    CLEANUP(json_decrefp) json_t *o = json_parse_file(path, MAX_CONFIG_BYTES, e);
-    if (!o)
+    CLEANUP(json_decrefp) json_t *whole = json_parse_file(path, MAX_CONFIG_BYTES, e);
+    if (!whole)
         return -e->code;
+    const json_t *text = json_object_get(whole, "text_config"), *o = text ? text : whole;
     struct cost_shape *s = &m->shape;
     m->max_context = (uint32_t)json_int_at(o, "max_position_embeddings", 0);
     s->layers = (uint32_t)json_int_at(o, "num_hidden_layers", 0);
     s->heads = (uint32_t)json_int_at(o, "num_attention_heads", 1);
     s->kv_heads = (uint32_t)json_int_at(o, "num_key_value_heads", s->heads);
-    int64_t width = json_int_at(o, "hidden_size", 0);
+    int64_t width = json_int_at(o, "hidden_size", 0), latent = json_int_at(o, "kv_lora_rank", 0);
     s->head_dim = (uint32_t)json_int_at(o, "head_dim", s->heads ? width / s->heads : 0);
-    double ffn = json_num_at(o, "intermediate_size", 4.0 * (double)width);
-    s->params = s->layers * (double)width * (4.0 * (double)width + 3 * ffn) +
-                2.0 * (double)width * json_num_at(o, "vocab_size", 0);
-    s->weight_bytes = 2 * s->params;
+    if (latent > 0 && latent < 1 << 20) { /* one latent a token in place of K and V */
+        s->kv_heads = 1;
+        s->head_dim = (uint32_t)(latent + json_int_at(o, "qk_rope_head_dim", 0)) / 2;
+    }
+    double active, all, w = (double)width;
+    double rest = s->layers * 4.0 * w * w + 2 * w * json_num_at(o, "vocab_size", 0);
+    ffn_params(o, w, s->layers, &active, &all);
+    s->params = rest + active;
+    s->weight_bytes = 2 * (rest + all);
     return 0;
 }
 

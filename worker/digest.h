@@ -4,5 +4,7 @@
 #include "lib/base/err.h"
 
 /* `hex`: 64 lower-case hex digits, or "" (nothing is asked, 0). EINVAL when the file's digest is
- * another. */
+ * another. A folder's digest is that of the lines that sha256sum prints for its files:
+ *     cd FOLDER && LC_ALL=C sha256sum * | sha256sum
+ * (regular files whose names don't begin with a dot, in the order of their bytes). */
 int digest_check(const char *path, const char *hex, struct err *e) MUST_CHECK;

@@ -15,7 +15,8 @@ static const struct conf_opt opts[] = {
      "write the weight image into the inherited fd, print its checksum", NULL},
     {"--score", NULL, CONF_BOOL, O(score), "false", 0, 0,
      "print the log-probability of each of --ids as JSON", NULL},
-    {"--model", NULL, CONF_STR, O(model), "", 0, 0, "GGUF file", "FILE"},
+    {"--model", NULL, CONF_STR, O(model), "", 0, 0,
+     "GGUF file, or folder of a Hugging Face model (config.json, safetensors)", "PATH"},
     {"--ids", NULL, CONF_STR, O(ids), "", 0, 0, "token ids to score", "1,2,3"},
     {"--isa", "BATON_ISA", CONF_STR, O(isa), "", 0, 0, "scalar, avx2 or avx512; the best there is",
      "ISA"},
@@ -39,7 +40,8 @@ static const struct conf_opt opts[] = {
      "N"},
     {"--kv-bytes", "BATON_KV_BYTES", CONF_BYTES, O(kv_bytes), "0", 0, 0,
      "size of the KV pool; 0: what the limit leaves", "BYTES"},
-    {"--kv-dtype", "BATON_KV_DTYPE", CONF_STR, O(kv_dtype), "f16", 0, 0, "f16 or f32", "TYPE"},
+    {"--kv-dtype", "BATON_KV_DTYPE", CONF_STR, O(kv_dtype), "f16", 0, 0,
+     "f16, bf16, f32, int8 or fp8", "TYPE"},
     {"--block-tokens", "BATON_KV_BLOCK_TOKENS", CONF_U64, O(block_tokens), "32", 32, 256,
      "tokens a KV block", "N"},
     {"--max-context", "BATON_MAX_CONTEXT", CONF_U64, O(max_context), "0", 0, 1 << 20,
@@ -196,13 +198,18 @@ uint32_t options_threads(const struct options *o)
 
 int options_kv_dtype(const struct options *o, enum model_kv_dtype *out, struct err *e)
 {
-    if (strcmp(o->kv_dtype, "f16") == 0)
-        *out = MODEL_KV_F16;
-    else if (strcmp(o->kv_dtype, "f32") == 0)
-        *out = MODEL_KV_F32;
-    else
-        return err_set(e, EINVAL, "KV type \"%s\": only f16 and f32 are served", o->kv_dtype);
-    return 0;
+    static const char *const names[] = {[MODEL_KV_F16] = "f16",
+                                        [MODEL_KV_F32] = "f32",
+                                        [MODEL_KV_BF16] = "bf16",
+                                        [MODEL_KV_I8] = "int8",
+                                        [MODEL_KV_F8] = "fp8"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (strcmp(o->kv_dtype, names[i]) == 0) {
+            *out = (enum model_kv_dtype)i;
+            return 0;
+        }
+    return err_set(e, EINVAL, "KV type \"%s\": f16, bf16, f32, int8 and fp8 are served",
+                   o->kv_dtype);
 }
 
 /* Activations, logits, the sampler's rows and what the process itself takes. */

@@ -19,8 +19,8 @@ struct options {
 
 /* Returns as conf_parse does: 1 when help was answered. */
 int options_parse(int argc, char **argv, struct options *o, struct err *e) MUST_CHECK;
-/* Path of the GGUF file: --model, or the first entry of BATON_MODEL_SOURCE when it is a file://
- * URL. Heap. */
+/* Path of the model, a GGUF file or a folder: --model, or the first entry of BATON_MODEL_SOURCE
+ * when it is a file:// URL. Heap. */
 int options_model_path(const struct options *o, char **path, struct err *e) MUST_CHECK;
 /* The deployment's peer secret: --secret-file, else $BATON_PEER_DIR/secret. Heap, white space
  * trimmed. */

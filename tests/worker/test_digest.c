@@ -55,12 +55,33 @@ static void a_file_that_is_not_there_is_an_error(void **state)
     assert_int_not_equal(digest_check("/nonexistent/x", ABC, &e), 0);
 }
 
+static void a_folder_has_the_digest_of_sha256sums_lines(void **state)
+{
+    (void)state;
+    char dir[] = "/tmp/baton-digest-dir-XXXXXX", cmd[512], hex[65] = "";
+    struct err e = {0};
+    assert_non_null(mkdtemp(dir));
+    snprintf(
+        cmd, sizeof cmd,
+        "cd %s && printf abc > b.json && printf x > B.bin && printf y > .hidden && mkdir sub && "
+        "LC_ALL=C sha256sum * 2>/dev/null | sha256sum | cut -c 1-64",
+        dir);
+    FILE *f = popen(cmd, "re");
+    assert_true(f && fread(hex, 1, 64, f) == 64);
+    pclose(f);
+    assert_int_equal(digest_check(dir, hex, &e), 0);
+    assert_int_not_equal(digest_check(dir, ABC, &e), 0);
+    snprintf(cmd, sizeof cmd, "rm -r %s", dir);
+    assert_int_equal(system(cmd), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_right_digest_and_none_pass),
         cmocka_unit_test(another_digest_is_refused_and_both_are_named),
         cmocka_unit_test(a_file_that_is_not_there_is_an_error),
+        cmocka_unit_test(a_folder_has_the_digest_of_sha256sums_lines),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
