@@ -1,4 +1,4 @@
 MODULES += controller
-controller_DEPS := lib/kube lib/decide lib/io
+controller_DEPS := lib/kube lib/decide lib/fetch lib/io
 controller_PKGS := openssl
 controller_PROG := baton-controller

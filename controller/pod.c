@@ -1,5 +1,6 @@
 /* The pod of one group, as docs/contracts.md has it. */
 #include "controller/controller.h"
+#include "controller/source.h"
 #include "controller/standby.h"
 #include "lib/base/clock.h"
 #include "lib/decide/hash.h"
@@ -169,6 +170,8 @@ const char *pod_invalid(const struct kube_infd *d)
     int64_t milli;
     if (!d->model_name || !d->model_source)
         return "spec.model needs a name and a source";
+    if (source_invalid(d))
+        return source_invalid(d);
     if (!infd_has_role(d, REC_UNIFIED) &&
         !(infd_has_role(d, REC_PREFILL) && infd_has_role(d, REC_DECODE)))
         return "spec needs unified, or prefill and decode";
@@ -366,6 +369,8 @@ json_t *pod_body(const struct ctl *c, const struct kube_infd *d, const struct re
     if (!spec)
         return NULL;
     place(spec, d, role);
+    if (!d->engine_template)
+        source_mount(d, spec);
     standby_place(c, d, role, spec);
     group_place(spec, c, role, a);
     return json_pack("{s:s, s:s, s:o, s:o}", "apiVersion", "v1", "kind", "Pod", "metadata",

@@ -253,7 +253,7 @@ static void written(const struct kube_result *r, void *ctx)
 }
 
 static void submit(struct ctl *c, const struct kube_infd *d, enum kube_verb verb,
-                 const char *subresource, json_t *body)
+                   const char *subresource, json_t *body)
 {
     struct err e;
     struct kube_call call = {.verb = verb,
@@ -295,8 +295,8 @@ static void choose_nodes(struct ctl *c, const struct kube_infd *d)
     char *text = json_dumps(names, JSON_COMPACT);
     log_info("nodes that keep a model", LS("infd", d->meta.name), LS("nodes", text));
     submit(c, d, KUBE_PATCH, NULL,
-         json_pack("{s:{s:{s:s?}}}", "metadata", "annotations", ANN_CACHED_NODES,
-                   want > 0 ? text : NULL));
+           json_pack("{s:{s:{s:s?}}}", "metadata", "annotations", ANN_CACHED_NODES,
+                     want > 0 ? text : NULL));
     free(text);
 }
 
@@ -344,8 +344,8 @@ static void tell_leads(struct ctl *c, const struct kube_infd *d)
     }
     if (news)
         submit(c, d, KUBE_APPLY, "status",
-             json_pack("{s:{s:s}, s:{s:{s:O}}}", "metadata", "name", d->meta.name, "status",
-                       "standby", "leadSeconds", seconds));
+               json_pack("{s:{s:s}, s:{s:{s:O}}}", "metadata", "name", d->meta.name, "status",
+                         "standby", "leadSeconds", seconds));
 }
 
 static bool each_infd(const void *object, void *ctx)
