@@ -109,14 +109,14 @@ class Stream:
 
 
 class Worker:
-    def __init__(self, folder, role="unified", *args, env=None, threads=1):
+    def __init__(self, folder, role="unified", *args, env=None, threads=1, model=MODEL):
         self.host = "127.0.0.1"
         self.log = open(os.path.join(folder, "worker-%s.log" % os.urandom(4).hex()), "w+")
         secret = os.path.join(folder, "secret")
         if not os.path.exists(secret):
             with open(secret, "w") as f:
                 f.write(SECRET + "\n")
-        self.proc = subprocess.Popen([WORKER, "--model", MODEL, "--role", role, "--http-port", "0", "--xfer-port", "0",
+        self.proc = subprocess.Popen([WORKER, "--model", model, "--role", role, "--http-port", "0", "--xfer-port", "0",
                                       "--secret-file", secret, "--threads", str(threads), *args],
                                      stderr=self.log, env={**os.environ, **(env or {})})
         self.http_port, self.incarnation = 0, 0
