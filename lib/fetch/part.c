@@ -92,8 +92,10 @@ static int reserve(struct part *p, struct err *e)
     if (fstat(p->fd, &st) == 0 && (uint64_t)st.st_size == p->bytes)
         return 0;
     int code = ftruncate(p->fd, 0) ? errno : 0;
-    if (!code && p->bytes)
-        code = posix_fallocate(p->fd, 0, (off_t)p->bytes);
+    if (!code && p->bytes && fallocate(p->fd, 0, 0, (off_t)p->bytes))
+        code = errno != EOPNOTSUPP                 ? errno
+               : ftruncate(p->fd, (off_t)p->bytes) ? errno
+                                                   : 0; /* where room can't be taken at once */
     if (code)
         return err_set(e, code, "no room for %.1f GiB at %s: %s", (double)p->bytes / (1 << 30),
                        p->path, strerror(code));
@@ -193,6 +195,10 @@ bool part_claim(struct part *p, size_t *chunk, uint64_t *offset, uint64_t *len)
 
 void part_done(struct part *p, size_t chunk)
 {
+    uint64_t from = chunk * p->chunk_bytes;
+    /* on its way to the disk already, so that the fsync in the end has little left to do */
+    (void)sync_file_range(p->fd, (off_t)from, (off_t)(end_of(p, chunk) - from),
+                          SYNC_FILE_RANGE_WRITE);
     pthread_mutex_lock(&p->lock);
     p->state[chunk] = DONE;
     advance(p);

@@ -72,7 +72,7 @@ void httpd_set_header(struct httpd_req *r, const char *name, const char *value);
 void httpd_reply(struct httpd_req *r, int status, const char *content_type, struct str body);
 void httpd_replyf(struct httpd_req *r, int status, const char *content_type, const char *fmt, ...)
     PRINTF_LIKE(4, 5);
-/* `len` bytes of a file from `offset` (sent by the kernel where it can). fd is taken over. */
+/* `len` bytes of a file from `offset`, read as they are sent. fd is taken over. */
 void httpd_reply_file(struct httpd_req *r, int status, const char *content_type, int fd,
                       uint64_t offset, uint64_t len);
 

@@ -275,6 +275,28 @@ void httpd_replyf(struct httpd_req *r, int status, const char *content_type, con
     free(text);
 }
 
+#define FILE_PIECE (256u << 10) /* the library's own reader of files takes 4 KiB at a time */
+
+struct file_part {
+    int fd;
+    uint64_t offset, len;
+};
+
+static ssize_t read_file(void *ctx, uint64_t pos, char *out, size_t max)
+{
+    const struct file_part *f = ctx;
+    size_t left = (size_t)(f->len - pos);
+    ssize_t n = pread(f->fd, out, left < max ? left : max, (off_t)(f->offset + pos));
+    return n > 0 ? n : MHD_CONTENT_READER_END_WITH_ERROR;
+}
+
+static void close_file(void *ctx)
+{
+    struct file_part *f = ctx;
+    close(f->fd);
+    free(f);
+}
+
 void httpd_reply_file(struct httpd_req *r, int status, const char *content_type, int fd,
                       uint64_t offset, uint64_t len)
 {
@@ -282,7 +304,9 @@ void httpd_reply_file(struct httpd_req *r, int status, const char *content_type,
         close(fd);
         return;
     }
-    r->response = MHD_create_response_from_fd_at_offset64(len, fd, offset);
+    struct file_part *f = xmalloc(sizeof *f);
+    *f = (struct file_part){fd, offset, len};
+    r->response = MHD_create_response_from_callback(len, FILE_PIECE, read_file, f, close_file);
     ASSERT(r->response);
     set_response(r, status, content_type, EX_REPLY);
 }
