@@ -218,6 +218,12 @@ static uint64_t other_bytes(const struct options *o, const struct model_config *
 {
     uint64_t row = 8ull * m->d_model + 4ull * m->d_ff +
                    2ull * m->head_dim * (m->n_heads + 2ull * m->n_kv_heads);
+    if (m->moe.experts) /* a row at each of its experts: in and out, width, codes */
+        row += m->moe.used * (2ull * m->d_model + 3ull * m->moe.d_expert) + m->moe.experts +
+               4ull * m->moe.d_shared;
+    if (m->mla.rank)
+        row += (uint64_t)m->n_heads * (m->mla.nope + m->rope_dims + m->mla.v) + m->mla.q_rank +
+               (uint64_t)o->threads * m->mla.rank;
     return o->max_rows * row * sizeof(float) + (uint64_t)logit_rows * m->vocab * sizeof(float) +
            16ull * m->vocab + (48u << 20);
 }
