@@ -76,7 +76,7 @@ static void judge(const struct apod *p, struct verdict *v)
                         : "WorkerCrashed";
         snprintf(v->message, sizeof v->message, "%s",
                  json_str_at(crash, "message", "the worker ended"));
-    } else if (!ready) {
+    } else if (!ready && GUARD(gate_needs_engine)) {
         snprintf(v->message, sizeof v->message, "%s",
                  json_str_at(r, "message", "the worker is starting"));
     } else if (!want || strcmp(want, have) != 0) {

@@ -185,6 +185,34 @@ def test_a_role_is_changed_while_the_worker_runs(node):
     assert w.gate()["status"] == "False" and len(w.told("start")) == 1
 
 
+def test_the_gate_stays_closed_until_the_engine_of_this_worker_is_ready(node):
+    w = node.pod("standby")
+    (w.dir / "not-ready").touch()
+    w.start()
+    wait_for(lambda: w.notes().get("actual-role") == "standby")
+    node.api.kubectl("label", "pod", w.name, f"{P}role=decode", "--overwrite")
+    wait_for(lambda: w.told("role") and w.told("role")[-1]["role"] == "decode")
+    time.sleep(0.5)
+    assert w.gate()["status"] == "False" and w.notes()["actual-role"] == "decode"
+    (w.dir / "not-ready").unlink()
+    w.wait_active("decode")
+
+
+def test_rungs_are_told_and_a_role_wakes(node):
+    w = node.pod("standby")
+    node.api.kubectl("annotate", "pod", w.name, f"{P}rung=warm")
+    w.start()
+    wait_for(lambda: w.told("rung"))
+    assert w.told("rung")[-1]["rung"] == "warm"
+    wait_for(lambda: w.gate().get("reason") == "Standby")
+    node.api.kubectl("label", "pod", w.name, f"{P}role=decode", "--overwrite")
+    w.wait_active("decode")
+    kinds = [(e["type"], e.get("rung") or e.get("role")) for e in w.events() if e.get("type") in ("rung", "role")]
+    assert kinds[-2:] == [("rung", "hot"), ("role", "decode")]  # awake before it has work
+    lead = json.loads(wait_for(lambda: w.notes().get("lead")))
+    assert lead["rung"] in ("hot", "warm") and 0 < lead["seconds"] < 30
+
+
 def test_two_workers_map_one_image_that_was_filled_once(node):
     a, b = node.pod(), node.pod("decode")
     (a.dir / "slow-fill").write_text("0.5")
