@@ -189,11 +189,12 @@ def test_the_gate_stays_closed_until_the_engine_of_this_worker_is_ready(node):
     w = node.pod("standby")
     (w.dir / "not-ready").touch()
     w.start()
-    wait_for(lambda: w.notes().get("actual-role") == "standby")
+    wait_for(lambda: w.told("start"))
     node.api.kubectl("label", "pod", w.name, f"{P}role=decode", "--overwrite")
     wait_for(lambda: w.told("role") and w.told("role")[-1]["role"] == "decode")
+    wait_for(lambda: w.notes().get("actual-role") == "decode")
     time.sleep(0.5)
-    assert w.gate()["status"] == "False" and w.notes()["actual-role"] == "decode"
+    assert w.gate()["status"] == "False"
     (w.dir / "not-ready").unlink()
     w.wait_active("decode")
 
