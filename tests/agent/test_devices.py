@@ -1,9 +1,9 @@
 """Device faults from a scripted management library to inventory, pods and launchers."""
 import json
-import os
 import pathlib
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -113,6 +113,16 @@ def test_memory_errors_quarantine_the_device_and_outlive_the_agent(node):
     node.restart()  # lifted once: not again for a new fault
     node.happens("xid 1 48")
     wait_for(lambda: node.gpu(1).get("healthy") is False)
+
+
+def test_a_lighter_fault_does_not_lift_a_quarantine(node):
+    node.worker("0")
+    node.happens("xid 0 48")
+    wait_for(lambda: node.gpu(0).get("action") == "QuarantineDevice")
+    node.happens("xid 0 31")
+    wait_for(lambda: "Xid 31" in (node.dir / "agent.log").read_text())
+    time.sleep(0.5)
+    assert node.gpu(0)["action"] == "QuarantineDevice" and not node.gpu(0)["healthy"]
 
 
 def test_a_lost_device_quarantines_the_node(node):
