@@ -1,4 +1,5 @@
 #include "worker/layout/group.h"
+#include "worker/layout/data.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -24,7 +25,8 @@ struct words {
 
 struct group {
     struct group_config c;
-    struct comm *tensor, *pipeline;
+    struct comm *tensor, *pipeline, *expert;
+    struct data *data; /* NULL: one data rank */
     struct model_work *work;
     struct words plan;
     struct model_segment *segments; /* of a follower's step */
@@ -60,6 +62,26 @@ static void clear(struct words *w)
     put(w, 0);
 }
 
+/* Communicators of this rank: of its tensor ranks, its stages and, with data-parallel attention, of
+ * the ranks that its experts are dealt over. */
+static int split_ranks(struct group *g, const struct model_shard *shard, struct err *e)
+{
+    const struct model_layout *l = &g->c.layout;
+    uint32_t rank = g->c.rank, data = rank / (l->tensor * l->pipeline);
+    uint32_t place = data * l->tensor + shard->tensor_rank, x = l->expert ? l->expert : 1;
+    struct model_group *mine = &g->c.work.group;
+    int rc = comm_split(g->c.world, rank / l->tensor, &g->tensor, e);
+    rc = rc ? rc : comm_split(g->c.world, shard->tensor_rank + data * l->tensor, &g->pipeline, e);
+    if (!rc && l->data > 1)
+        rc = comm_split(g->c.world, shard->stage + place / x * l->pipeline, &g->expert, e);
+    mine->tensor = g->tensor;
+    mine->pipeline = g->pipeline;
+    mine->expert = g->expert;
+    mine->expert_first = place / x * x;
+    mine->data = l->data;
+    return rc;
+}
+
 int group_new(const struct group_config *c, struct group **out, struct err *e)
 {
     struct group *g = xcalloc(1, sizeof *g);
@@ -73,16 +95,11 @@ int group_new(const struct group_config *c, struct group **out, struct err *e)
                      comm_ranks(c->world));
     else if (ranks > 1 && !c->world)
         rc = err_set(e, EINVAL, "a layout of %u ranks needs a group", ranks);
-    if (!rc && ranks > 1) {
-        rc = comm_split(c->world, c->rank / c->layout.tensor, &g->tensor, e);
-        rc = rc ? rc
-                : comm_split(c->world,
-                             shard.tensor_rank + c->rank / (c->layout.tensor * c->layout.pipeline) *
-                                                     c->layout.tensor,
-                             &g->pipeline, e);
-    }
-    g->c.work.group = (struct model_group){g->tensor, g->pipeline};
+    if (!rc && ranks > 1)
+        rc = split_ranks(g, &shard, e);
     rc = rc ? rc : model_work_new(c->model, &g->c.work, &g->work, e);
+    if (!rc && c->layout.data > 1)
+        rc = data_new(&g->c, g->work, &g->data, e);
     if (rc) {
         group_free(g);
         return rc;
@@ -95,6 +112,7 @@ void group_free(struct group *g)
 {
     if (!g)
         return;
+    data_free(g->data);
     model_work_free(g->work);
     free(g->plan.data);
     free(g->segments);
@@ -142,6 +160,12 @@ static void plan_forward(struct words *w, const struct model_batch *b)
     }
 }
 
+static int forward(struct group *g, const struct model_batch *b, struct err *e)
+{
+    return g->data ? data_forward(g->data, b, e)
+                   : model_forward(g->c.model, g->work, g->c.pool, b, e);
+}
+
 int group_forward(struct group *g, const struct model_batch *b, struct err *e)
 {
     if (group_ranks(g) == 1)
@@ -151,7 +175,7 @@ int group_forward(struct group *g, const struct model_batch *b, struct err *e)
         return rc;
     plan_forward(&g->plan, b);
     rc = send_plan(g, e);
-    return rc ? rc : model_forward(g->c.model, g->work, g->c.pool, b, e);
+    return rc ? rc : forward(g, b, e);
 }
 
 static void copy_block(struct group *g, uint32_t from, uint32_t to)
@@ -274,7 +298,7 @@ static int follow_forward(struct group *g, size_t *at, struct err *e)
             return err_set(e, EPROTO, "a step plan from rank 0 that ends too early");
     struct model_batch b = {
         .segments = g->segments, .n_segments = *n, .logits_rows = g->c.work.max_rows};
-    return model_forward(g->c.model, g->work, g->c.pool, &b, e);
+    return forward(g, &b, e);
 }
 
 static int obey(struct group *g, size_t *at, bool *stop, struct err *e)

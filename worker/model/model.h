@@ -187,9 +187,17 @@ struct model_batch {
  * model_forward with the same batch; logits come out at the first rank of the first stage, the
  * others may pass NULL. NULL: no others. */
 struct comm;
+enum model_dispatch { MODEL_DISPATCH_AUTO, MODEL_DISPATCH_THROUGHPUT, MODEL_DISPATCH_LATENCY };
 struct model_group {
     struct comm *tensor;   /* this stage's, by tensor rank */
     struct comm *pipeline; /* of this tensor rank, by stage */
+    /* Ranks over which the experts are dealt, with data-parallel attention: then every data rank
+     * passes a batch of its own, perhaps of no segment (model_work_data_rows). */
+    struct comm *expert;
+    uint32_t expert_first; /* its rank 0 as data rank x tensor ranks + tensor rank */
+    uint32_t data;         /* data ranks (0: 1) */
+    enum model_dispatch dispatch;
+    bool dispatch_fp8;
 };
 
 struct model_work_options {
@@ -218,9 +226,17 @@ uint32_t model_batch_outputs(const struct model_batch *b); /* rows of logits tha
 int model_batch_check(const struct model_work *w, const struct model_batch *b,
                       struct err *e) MUST_CHECK;
 
+/* Before each model_forward with data-parallel attention: rows of every data rank's batch,
+ * [group.data]. Together they are at most max_rows. */
+void model_work_data_rows(struct model_work *w, const uint32_t *rows);
+
 /* What a pipeline's stages have waited: busy_ns of all stages (known to the first), against
  * step_ns x stages. The bubble is what is left. */
 struct model_work_stats {
     uint64_t steps, micro_batches, step_ns, busy_ns;
+    /* Expert parallelism: layers dispatched (and in the latency way), rows x experts of them at all
+     * ranks, and at the rank that had most; max over mean is expert_max x expert_ranks /
+     * expert_slots. */
+    uint64_t dispatches, dispatches_latency, expert_slots, expert_max, expert_ranks;
 };
 void model_work_stats(const struct model_work *w, struct model_work_stats *out);

@@ -1,4 +1,5 @@
 #include "worker/model/moe.h"
+#include "worker/model/ep.h"
 
 void moe_carve(struct carve *c, struct model_work *w)
 {
@@ -65,10 +66,11 @@ static void sort_slots(struct step *s)
 {
     const struct model_moe *m = &s->c->moe;
     struct moe_rows *r = &s->w->moe;
-    uint32_t n = s->w->n_rows * m->used;
+    uint32_t n = r->n_rows * m->used;
     memset(r->first, 0, (m->experts + 1u) * sizeof *r->first);
     for (uint32_t i = 0; i < n; i++)
-        r->first[r->picks[i].expert + 1] += is_here(s, r->picks[i].expert);
+        if (is_here(s, r->picks[i].expert))
+            r->first[r->picks[i].expert + 1]++;
     for (uint32_t e = 0; e < m->experts; e++)
         r->first[e + 1] += r->first[e];
     uint32_t total = r->first[m->experts];
@@ -91,6 +93,12 @@ static void gather(struct step *s)
     layer_split(r->n_slots, s->threads, s->thread, &from, &to);
     for (uint32_t i = from; i < to; i++) {
         size_t row = r->row_of[i], n = r->d_blocks;
+        if (ep_active(s->w)) {
+            float *x = r->x + (size_t)i * d;
+            ep_row(s, (uint32_t)row, x);
+            s->ops->quantize(x, d, r->codes + i * n * ACT_BLOCK_BYTES, r->blocks + i * n);
+            continue;
+        }
         memcpy(r->x + (size_t)i * d, layer_row_norm(s, (uint32_t)row), d * sizeof(float));
         memcpy(r->codes + i * n * ACT_BLOCK_BYTES, s->rows.codes + row * n * ACT_BLOCK_BYTES,
                n * ACT_BLOCK_BYTES);
@@ -225,30 +233,49 @@ static void add_weighted(float *to, const float *x, float weight, uint32_t n)
         to[i] += x[i] * weight;
 }
 
-/* Routed experts in their order, then the shared ones' sum. */
+/* Of a row that experts here have seen: their weighted sum, in their order, added to `out`. */
+static void add_experts(const struct step *s, uint32_t row, float *out)
+{
+    const struct moe_rows *r = &s->w->moe;
+    uint32_t used = s->c->moe.used, d = s->c->d_model;
+    for (size_t i = (size_t)row * used; i < (size_t)(row + 1) * used; i++)
+        if (r->slot_of[i] != UINT32_MAX)
+            add_weighted(out, r->x + (size_t)r->slot_of[i] * d, r->picks[i].weight, d);
+}
+
+/* Sums of routed experts, added to what the shared ones gave. */
 static void combine(struct step *s, bool has_shared)
 {
-    const struct model_moe *m = &s->c->moe;
-    struct moe_rows *r = &s->w->moe;
+    struct model_work *w = s->w;
     uint32_t d = s->c->d_model, from, to;
-    layer_split(s->w->n_rows, s->threads, s->thread, &from, &to);
-    for (uint32_t row = from; row < to; row++) {
-        float *out = s->w->out + (size_t)row * d;
-        if (!has_shared)
-            memset(out, 0, d * sizeof *out);
-        for (uint32_t k = 0; k < m->used; k++) {
-            size_t i = (size_t)row * m->used + k;
-            if (r->slot_of[i] != UINT32_MAX)
-                add_weighted(out, r->x + (size_t)r->slot_of[i] * d, r->picks[i].weight, d);
+    layer_split(w->n_rows, s->threads, s->thread, &from, &to);
+    if (!has_shared)
+        memset(w->out + (size_t)from * d, 0, (size_t)(to - from) * d * sizeof *w->out);
+    for (uint32_t row = from; row < to && !ep_active(w); row++)
+        add_experts(s, row, w->out + (size_t)row * d);
+    if (ep_active(w)) {
+        layer_split(w->moe.n_rows, s->threads, s->thread, &from, &to);
+        for (uint32_t row = from; row < to; row++) {
+            memset(w->ep.sums + (size_t)row * d, 0, d * sizeof *w->ep.sums);
+            add_experts(s, row, w->ep.sums + (size_t)row * d);
         }
     }
-    pool_barrier(s->w->pool);
+    pool_barrier(w->pool);
+    if (ep_active(w))
+        ep_combine(s);
 }
 
 void moe_part(struct step *s, uint32_t layer)
 {
     bool has_shared = s->m->part.shared1 > s->m->part.shared0;
     route(s, layer);
+    if (s->thread == 0)
+        s->w->moe.n_rows = s->w->n_rows;
+    if (ep_active(s->w)) {
+        ep_dispatch(s);
+        if (s->w->rc) /* seen by all threads alike: a barrier has passed */
+            return;
+    }
     if (s->thread == 0)
         sort_slots(s);
     pool_barrier(s->w->pool);

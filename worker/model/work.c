@@ -1,4 +1,5 @@
 #include "worker/model/work.h"
+#include "worker/model/ep.h"
 #include "worker/model/mla.h"
 #include "worker/model/moe.h"
 #include "worker/model/rope.h"
@@ -89,6 +90,7 @@ static void carve_all(struct carve *c, struct model_work *w)
     w->freqs_global = work_carve(c, mc->rope_dims / 2, sizeof(double));
     w->freqs_local = work_carve(c, mc->rope_dims / 2, sizeof(double));
     moe_carve(c, w);
+    ep_carve(c, w);
     mla_carve(c, w);
     w->rows = work_carve(c, n, sizeof *w->rows);
     w->out_rows = work_carve(c, n, sizeof *w->out_rows);
@@ -125,7 +127,7 @@ static int work_init(struct model_work *w, struct err *e)
     w->norm_cols = (wide + 31) & ~31u;
     w->qkv_cols = heads + (c->mla.rank ? 0 : 2 * (p->kv1 - p->kv0) * c->head_dim);
     int rc = model_kv_part(&w->kv, c, p, w->o.kv_dtype, w->o.block_tokens, e);
-    if (rc < 0 || (rc = work_memory(w, e)) < 0)
+    if (rc < 0 || (rc = ep_init(w, e)) < 0 || (rc = work_memory(w, e)) < 0)
         return rc;
     const float *factors = image_vec(w->m, image_global(w->m, SLOT_ROPE_FACTORS));
     rope_global_freqs(c, factors, w->freqs_global);
@@ -266,7 +268,7 @@ int model_batch_check(const struct model_work *w, const struct model_batch *b, s
         if (rows > w->o.max_rows)
             return err_set(e, EINVAL, "a batch of more than %u tokens", w->o.max_rows);
     }
-    if (rows == 0)
+    if (rows == 0 && !ep_active(w)) /* an idle data rank computes none */
         return err_set(e, EINVAL, "an empty batch");
     if (model_batch_outputs(b) > b->logits_rows)
         return err_set(e, EINVAL, "%u rows of logits wanted, room for %u", model_batch_outputs(b),
@@ -279,6 +281,11 @@ void work_lay_out(struct model_work *w, const struct model_batch *b)
     plan_rows(w, b);
     plan_units(w, b);
     w->batch = b;
+}
+
+void model_work_data_rows(struct model_work *w, const uint32_t *rows)
+{
+    memcpy(w->ep.data_rows, rows, w->ep.data * sizeof *rows);
 }
 
 void model_work_stats(const struct model_work *w, struct model_work_stats *out)

@@ -36,16 +36,44 @@ struct attn_unit {
 /* Experts of a step (moe.c). A slot is one row at one of its experts. */
 struct moe_rows {
     uint32_t ff, d_blocks, ff_blocks; /* an expert's width here; blocks of activations */
-    uint32_t n_slots;
-    float *scores;             /* [rows, experts] */
-    float *scratch;            /* one a thread */
-    struct gating_pick *picks; /* [rows, used] */
-    uint32_t *slot_of;         /* [rows, used]; UINT32_MAX: the expert is elsewhere */
-    uint32_t *row_of;          /* [slots] */
-    uint32_t *first;           /* [experts + 1] slots of an expert */
-    float *x, *gate, *up;      /* [slots, d_model], in and out; [slots, ff] */
-    int8_t *codes;             /* of x, later of the gated */
+    uint32_t n_slots, n_rows;         /* n_rows: that experts here see, own or received */
+    float *scores;                    /* [rows, experts] */
+    float *scratch;                   /* one a thread */
+    struct gating_pick *picks;        /* [rows, used] */
+    uint32_t *slot_of;                /* [rows, used]; UINT32_MAX: the expert is elsewhere */
+    uint32_t *row_of;                 /* [slots] */
+    uint32_t *first;                  /* [experts + 1] slots of an expert */
+    float *x, *gate, *up;             /* [slots, d_model], in and out; [slots, ff] */
+    int8_t *codes;                    /* of x, later of the gated */
     struct act_block *blocks;
+};
+
+/* What an expert rank tells the others (ep.c): rows that it sends to each, the slots they take. */
+#define EP_RANKS_MAX 64u
+struct ep_head {
+    uint32_t rows[EP_RANKS_MAX], slots[EP_RANKS_MAX];
+};
+
+struct ep_sent {
+    uint32_t row, rank; /* own row, receiver */
+};
+
+/* Experts at other ranks (ep.c). */
+struct ep_rows {
+    uint32_t ranks, rank,
+        first; /* of the expert communicator; the first one's place in the stage */
+    uint32_t data, tensor, tensor_rank;
+    uint32_t data_rows[EP_RANKS_MAX]; /* of this step, of each data rank */
+    uint8_t owner[MODEL_EXPERTS_MAX]; /* of an expert: its rank */
+    size_t item_bytes;
+    uint8_t *out, *in; /* messages */
+    struct ep_head mine, *heads;
+    struct ep_sent *sent;
+    size_t *at; /* of a sent item in `out` */
+    size_t out_bytes[EP_RANKS_MAX];
+    uint32_t n_sent, load[EP_RANKS_MAX]; /* slots of each rank in this layer */
+    const uint8_t **from;                /* received items */
+    float *sums, *back;                  /* [received, d_model] out, [sent, d_model] in */
 };
 
 /* Latent attention of a step (mla.c). */
@@ -76,6 +104,7 @@ struct model_work {
     float **scratch;                    /* of attention, one a thread */
     struct moe_rows moe;
     struct mla_rows mla;
+    struct ep_rows ep;
     struct row *rows;
     uint32_t *out_rows; /* rows that give logits */
     struct attn_unit *units;

@@ -24,6 +24,8 @@ struct layouts {
     enum model_kv_dtype kv;
     uint64_t seed;
     uint32_t damaged; /* 1 + the rank whose weights are changed */
+    enum model_dispatch dispatch;
+    bool fp8;
 };
 
 struct layouts_result {
@@ -40,10 +42,12 @@ struct side { /* one of the two models */
     float *logits;
 };
 
-/* Turns bits of one matrix of the part's first layer. */
+/* Turns bits of one matrix of the part's first layer, or of its experts in the last. */
 static inline void side_damage(struct model *m)
 {
-    const struct image_entry *en = image_layer(m, m->part.layer0, SLOT_GATE);
+    const struct image_entry *en = image_layer(m, m->part.layer1 - 1, SLOT_EXPERT_GATE);
+    if (!en->bytes)
+        en = image_layer(m, m->part.layer0, SLOT_GATE);
     uint8_t *w = (uint8_t *)m->owned + en->offset;
     for (uint64_t i = 3; i < en->bytes; i += 4)
         w[i] ^= 0x80;
@@ -59,7 +63,8 @@ static inline struct model_work_options layouts_work(const struct layouts *l)
     return (struct model_work_options){.threads = 1,
                                        .max_rows = l->n_seqs * l->prompt,
                                        .kv_dtype = l->kv,
-                                       .pool_blocks = l->n_seqs * layouts_blocks(l)};
+                                       .pool_blocks = l->n_seqs * layouts_blocks(l),
+                                       .group = {.dispatch = l->dispatch, .dispatch_fp8 = l->fp8}};
 }
 
 static inline void side_init(struct side *s, const struct layouts *l, const struct model_kv *kv)
@@ -195,7 +200,9 @@ static inline void layouts_run(struct layouts *l, struct layouts_result *out)
     memcpy(out, r.shared, sizeof *out);
     ranks_fini(&r);
     assert_int_equal(worst, 0);
-    printf("tp%u pp%u: max |delta| %.2g of logits up to %.3g, %u tokens, %u differ, %u near ties\n",
-           l->layout.tensor, l->layout.pipeline, (double)out->max_delta, (double)out->max_logit,
-           out->tokens, out->differ, out->near_ties);
+    printf("tp%u pp%u ep%u dp%u: max |delta| %.2g of logits up to %.3g, %u tokens, %u differ, %u "
+           "near ties\n",
+           l->layout.tensor, l->layout.pipeline, l->layout.expert, l->layout.data,
+           (double)out->max_delta, (double)out->max_logit, out->tokens, out->differ,
+           out->near_ties);
 }

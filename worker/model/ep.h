@@ -1,0 +1,32 @@
+/* ep.h: rows to the ranks that hold their experts, and back (internal to worker/model). With
+ * data-parallel attention each data rank has rows of its own; at a layer with experts a row is sent
+ * once to every rank that has some of its experts (dispatch), which answers with the weighted sum
+ * over those (combine); the row adds the answers in the order of the ranks. Ranks without rows take
+ * part with none, so that the others don't wait (a dummy batch).
+ *
+ * Two ways with the same bits. latency: one exchange of messages whose size follows from the step
+ * plan, for few rows. throughput: counts first, then exactly what there is. The way follows from
+ * the number of all rows of the step, which every rank knows. Rows travel as f32, or as FP8 (E4M3)
+ * with an f32 scale for 128 channels (arXiv 2412.19437), also to the sender itself: where a row is
+ * computed changes no bit.
+ *
+ * Tensor ranks of one data rank have the same rows: each sends its share of them, and the layer's
+ * all-reduce makes the answers known to all.
+ *
+ * Threads: as layer.h; thread 0 calls the communicator. */
+#pragma once
+#include "worker/model/layer.h"
+
+static inline bool ep_active(const struct model_work *w)
+{
+    return w->ep.ranks > 1;
+}
+int ep_init(struct model_work *w, struct err *e) MUST_CHECK;
+void ep_carve(struct carve *c, struct model_work *w);
+/* After the choice (w->moe.picks of own rows): w->moe.picks, n_rows are those of rows received.
+ * Ends with a barrier. */
+void ep_dispatch(struct step *s);
+/* The activations of received row i. */
+void ep_row(const struct step *s, uint32_t i, float *to);
+/* Sums of received rows are in w->ep.sums: back, and added to w->out. Ends with a barrier. */
+void ep_combine(struct step *s);
