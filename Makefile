@@ -95,7 +95,7 @@ clean: ## remove build outputs (not the caches under ~/.cache/baton)
 
 # tests/fuzz/fuzz_x.c becomes build/fuzz/tests/fuzz/fuzz_x (make SAN=fuzz CC=clang fuzz-build), linked with the parsers' libraries.
 FUZZERS := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/fuzz/fuzz_*.c))
-FUZZ_MODULES := lib/xfer lib/llm lib/io lib/wire lib/kube local worker/model
+FUZZ_MODULES := lib/fetch lib/xfer lib/llm lib/io lib/wire lib/kube local worker/model
 FUZZ_LIBS := $(sort $(foreach m,$(FUZZ_MODULES),$(call libs,$(m))))
 OBJS += $(FUZZERS:=.o)
 $(FUZZERS): %: %.o $(FUZZ_LIBS)

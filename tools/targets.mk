@@ -78,6 +78,10 @@ chaos: setup-test ## kill -9 of every program, 20 random moments each; writes do
 	@$(SUBMAKE) build
 	@BATON_CHAOS_KILLS=20 tools/report chaos "$(CACHE)/venv/bin/python -m pytest -q -s -p no:cacheprovider e2e/test_chaos.py"
 
+standby-bench: setup ## the standby ladder on this machine: promotion, wake, flip, cold starts, peers; writes docs/reports/standby.md
+	@$(SUBMAKE) build
+	@tools/report standby "$(CACHE)/venv/bin/python bench/standby.py --build $(BUILD) 2>/dev/null"
+
 bench: setup ## engine beside llama.cpp, router beside haproxy and vllm-router, KV push beside memcpy; writes docs/reports/bench.md
 	@tools/setup test-packages python gemma bench
 	@$(SUBMAKE) build bench-build
