@@ -13,6 +13,7 @@
 #define BUSY_MS      1000
 #define IDLE_MS      10000
 #define TELL_NS      (15 * NS_PER_S)
+#define RECHECK_NS   (3600 * NS_PER_S)
 #define RETRY_MIN_NS (2 * NS_PER_S)
 #define RETRY_MAX_NS (60 * NS_PER_S)
 
@@ -409,14 +410,15 @@ static struct store_entry *here(struct models *m, const char *key, const char *s
     return e && e->complete ? e : store_by_sha(m->store, sha256);
 }
 
-/* A worker could not use what is in the cache: its digests are looked at again. */
+/* A worker could not use what is in the cache: its digests are looked at again, once an hour or
+ * when a file was touched (the model may just be of a kind that workers don't know). */
 static void suspect(struct models *m, struct store_entry *e)
 {
-    if (e->users || !e->complete)
+    bool lately = clock_wall_ns() < e->checked_wall_ns + RECHECK_NS;
+    if (e->users || !e->complete || (lately && !store_changed(m->store, e)))
         return;
     log_warn("a cached model is suspected; its files are checked", LS("source", e->source));
     e->complete = false;
-    (void)m;
 }
 
 void models_ask(struct launcher *l, const json_t *msg)

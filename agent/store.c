@@ -221,6 +221,20 @@ void store_drop(struct store *s, struct store_entry *m)
     entry_free(m);
 }
 
+bool store_changed(const struct store *s, const struct store_entry *m)
+{
+    for (size_t i = 0; i < m->set.n; i++) {
+        struct stat st;
+        CLEANUP(free_charp)
+        char *path = xasprintf("%s/%s/%s", s->dir, m->key, m->set.files[i].name);
+        if (stat(path, &st) || (uint64_t)st.st_size != m->set.files[i].bytes ||
+            (uint64_t)st.st_mtim.tv_sec * NS_PER_S + (uint64_t)st.st_mtim.tv_nsec >
+                m->checked_wall_ns)
+            return true;
+    }
+    return false;
+}
+
 static double gib(uint64_t bytes)
 {
     return (double)bytes / (1 << 30);
@@ -275,7 +289,7 @@ int store_complete(struct store *s, struct store_entry *m, const struct set *set
     memcpy(m->sha256, digest, sizeof m->sha256);
     m->bytes = set_bytes(set);
     m->complete = true;
-    m->used_wall_ns = clock_wall_ns();
+    m->used_wall_ns = m->checked_wall_ns = clock_wall_ns();
     return 0;
 }
 

@@ -14,6 +14,7 @@ struct store_entry {
     char sha256[SHA_HEX]; /* of the set (set_digest) once complete; the pin, or "", before */
     struct set set;       /* when complete */
     uint64_t bytes, used_wall_ns;
+    uint64_t checked_wall_ns; /* when its digests were last found right; 0: by an earlier agent */
     bool complete;
     unsigned users; /* launchers, fetches and peers that read it */
     bool wanted;    /* this node is among an infd's cached-nodes */
@@ -40,6 +41,8 @@ int store_complete(struct store *s, struct store_entry *m, const struct set *set
 void store_used(struct store *s, struct store_entry *m); /* just now */
 void store_drop(struct store *s, struct store_entry *m); /* with its files */
 
+bool store_changed(const struct store *s,
+                   const struct store_entry *m); /* a file was written since the last check */
 char *store_folder(const struct store *s, const struct store_entry *m);
 /* What a worker loads, below models-dir ("fetched/<key>/model.gguf", or the folder of a set). */
 char *store_relative(const struct store_entry *m);

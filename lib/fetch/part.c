@@ -14,7 +14,7 @@
 
 #define MAX_CHUNKS (1u << 20)
 
-enum { TODO, BUSY, DONE };
+enum { MISSING, BUSY, DONE };
 
 struct part {
     char *path, *note, *final, *mark; /* <name>.part, <name>.part.json, <name> */
@@ -181,7 +181,7 @@ bool part_claim(struct part *p, size_t *chunk, uint64_t *offset, uint64_t *len)
     bool found = false;
     pthread_mutex_lock(&p->lock);
     for (size_t i = p->prefix; i < p->n_chunks && !found; i++) {
-        if (p->state[i] != TODO)
+        if (p->state[i] != MISSING)
             continue;
         p->state[i] = BUSY;
         *chunk = i;
@@ -210,7 +210,7 @@ void part_done(struct part *p, size_t chunk)
 void part_unclaim(struct part *p, size_t chunk)
 {
     pthread_mutex_lock(&p->lock);
-    p->state[chunk] = TODO;
+    p->state[chunk] = MISSING;
     pthread_mutex_unlock(&p->lock);
 }
 
