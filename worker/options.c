@@ -72,6 +72,10 @@ static const struct conf_opt opts[] = {
     {"--pp", "BATON_PP", CONF_U64, O(pp), "1", 1, 64, "pipeline stages", "N"},
     {"--ep", "BATON_EP", CONF_U64, O(ep), "1", 1, 64, "ranks that experts are dealt over", "N"},
     {"--dp", "BATON_DP", CONF_U64, O(dp), "1", 1, 64, "data-parallel ranks of attention", "N"},
+    {"--dispatch", "BATON_DISPATCH", CONF_STR, O(dispatch), "auto", 0, 0,
+     "how rows go to experts at other ranks: auto, latency or throughput", "WAY"},
+    {"--dispatch-type", "BATON_DISPATCH_TYPE", CONF_STR, O(dispatch_type), "f32", 0, 0,
+     "what they travel as: f32 or fp8", "TYPE"},
     {"--pods", "BATON_PODS", CONF_U64, O(pods), "1", 1, 64, "pods of the group", "N"},
     {"--rank", "BATON_RANK", CONF_U64, O(rank), "0", 0, 63, "whose weights --plan and --fill mean",
      "N"},
@@ -106,12 +110,17 @@ int options_parse(int argc, char **argv, struct options *o, struct err *e)
     if ((uint64_t)l.tensor * l.pipeline * l.data > MODEL_RANKS_MAX)
         return err_set(e, EINVAL, "a layout of %llu ranks: up to %u work",
                        (unsigned long long)l.tensor * l.pipeline * l.data, MODEL_RANKS_MAX);
-    if (l.data > 1)
-        return err_set(e, ENOTSUP, "data parallelism of %u: this worker runs one batch a group",
+    if (l.data > 1 && !o->score)
+        return err_set(e, ENOTSUP,
+                       "data parallelism of %u: --score runs it, a served group "
+                       "has one data rank",
                        l.data);
-    if (l.expert > 1 && l.expert != l.tensor)
+    if (l.data == 1 && l.expert > 1 && l.expert != l.tensor)
         return err_set(e, ENOTSUP, "experts over %u ranks: over 1 or over all %u tensor ranks",
                        l.expert, l.tensor);
+    struct model_group dispatch;
+    if ((rc = options_dispatch(o, &dispatch, e)))
+        return rc;
     if (model_layout_ranks(&l) % o->pods)
         return err_set(e, EINVAL, "%u ranks can't be spread over %llu pods", model_layout_ranks(&l),
                        (unsigned long long)o->pods);
@@ -121,6 +130,23 @@ int options_parse(int argc, char **argv, struct options *o, struct err *e)
     if (o->block_tokens % 32)
         return err_set(e, EINVAL, "--block-tokens must be a multiple of 32");
     return 0;
+}
+
+int options_dispatch(const struct options *o, struct model_group *out, struct err *e)
+{
+    static const char *const ways[] = {[MODEL_DISPATCH_AUTO] = "auto",
+                                       [MODEL_DISPATCH_THROUGHPUT] = "throughput",
+                                       [MODEL_DISPATCH_LATENCY] = "latency"};
+    struct model_group g = {.dispatch_fp8 = strcmp(o->dispatch_type, "fp8") == 0};
+    if (!g.dispatch_fp8 && strcmp(o->dispatch_type, "f32") != 0)
+        return err_set(e, EINVAL, "--dispatch-type \"%s\": f32 or fp8", o->dispatch_type);
+    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++)
+        if (strcmp(o->dispatch, ways[i]) == 0) {
+            g.dispatch = (enum model_dispatch)i;
+            *out = g;
+            return 0;
+        }
+    return err_set(e, EINVAL, "--dispatch \"%s\": auto, latency or throughput", o->dispatch);
 }
 
 struct model_layout options_layout(const struct options *o)

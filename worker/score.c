@@ -66,6 +66,18 @@ static void print_calls(const char *name, const struct comm_stats *s)
            (double)s->wait_ns / 1e6);
 }
 
+/* Rows x experts of all ranks in all layers, and at the rank that had most: max over mean is 1 when
+ * all have the same. */
+static void print_experts(const struct model_work_stats *w)
+{
+    double mean = (double)w->expert_slots / (double)w->expert_ranks;
+    printf(",\"experts\":{\"dispatches\":%llu,\"latency\":%llu,\"slots\":%llu,"
+           "\"load_max\":%llu,\"load_mean\":%.1f,\"max_over_mean\":%.3f}",
+           (unsigned long long)w->dispatches, (unsigned long long)w->dispatches_latency,
+           (unsigned long long)w->expert_slots, (unsigned long long)w->expert_max, mean,
+           mean > 0 ? (double)w->expert_max / mean : 1);
+}
+
 static void print_ranks(const struct scoring *s, const struct group_report *r, uint32_t n)
 {
     const struct model_work_stats *w = &r[0].work;
@@ -79,6 +91,8 @@ static void print_ranks(const struct scoring *s, const struct group_report *r, u
                i ? "," : "", r[i].rank, r[i].tensor_rank, r[i].stage, (long long)r[i].pid,
                (unsigned long long)r[i].weight_bytes, (unsigned long long)r[i].kv_block_bytes,
                (unsigned long long)r[i].work.steps, (unsigned long long)r[i].work.micro_batches);
+        if (r[i].work.dispatches)
+            print_experts(&r[i].work);
         print_calls("tensor", &r[i].tensor);
         print_calls("pipeline", &r[i].pipeline);
         print_calls("world", &r[i].world);
@@ -128,7 +142,9 @@ static int make_group(const struct scoring *s, struct comm *world, const struct 
     uint32_t ranks = world ? comm_ranks(world) : 1, threads = options_threads(s->o) / ranks;
     enum model_kv_dtype dtype;
     struct model_kv kv;
+    struct model_group by;
     int rc = options_kv_dtype(s->o, &dtype, e);
+    rc = rc ? rc : options_dispatch(s->o, &by, e);
     rc = rc ? rc : model_kv_part(&kv, model_config(m), model_part(m), dtype, MODEL_BLOCK_TOKENS, e);
     if (rc)
         return rc;
@@ -139,6 +155,7 @@ static int make_group(const struct scoring *s, struct comm *world, const struct 
                              .work = {.threads = threads ? threads : 1,
                                       .max_rows = SCORE_ROWS,
                                       .kv_dtype = dtype,
+                                      .group = by,
                                       .pool_blocks = score_blocks(s->n)}};
     *pool = aligned_alloc(64, (c.work.pool_blocks * kv.block_bytes + 127) & ~(size_t)63);
     if (!*pool)
