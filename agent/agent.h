@@ -23,7 +23,8 @@ struct agent_options {
         device_look_ms;
 };
 
-struct launcher { /* one connection on agent.sock */
+#define LAUNCHER_RANKS 64 /* of a pod: weights' users are a launcher's address and more */
+struct launcher {         /* one connection on agent.sock */
     struct agent *a;
     struct lines *lines;
     char *ns, *pod, *uid;

@@ -60,9 +60,11 @@ _Noreturn static void run(const struct child_config *cfg, int out, int err, pid_
     int null = open("/dev/null", O_RDONLY);
     if (null < 0 || dup2(null, 0) < 0 || (out >= 0 && dup2(out, 1) < 0) || dup2(err, 2) < 0)
         _exit(127);
-    int pass = cfg->pass_fd >= 0 ? fcntl(cfg->pass_fd, F_DUPFD, cfg->as_fd + 1) : -1;
+    int above = (cfg->as_fd > cfg->also_as ? cfg->as_fd : cfg->also_as) + 1;
+    int pass = cfg->pass_fd >= 0 ? fcntl(cfg->pass_fd, F_DUPFD, above) : -1;
+    int also = cfg->also_as ? fcntl(cfg->also_fd, F_DUPFD, above) : -1;
     close_range(3, ~0U, CLOSE_RANGE_CLOEXEC);
-    if (pass >= 0 && dup2(pass, cfg->as_fd) < 0)
+    if ((pass >= 0 && dup2(pass, cfg->as_fd) < 0) || (also >= 0 && dup2(also, cfg->also_as) < 0))
         _exit(127);
     signal(SIGPIPE, SIG_DFL);
     sigprocmask(SIG_SETMASK, &none, NULL);

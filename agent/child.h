@@ -16,6 +16,7 @@ struct child_config {
     const char *const *argv;      /* NULL-terminated */
     const char *const *extra_env; /* "K=V" that replace or add to ours; NULL-terminated, or NULL */
     int pass_fd, as_fd;           /* as_fd >= 3 in the child; pass_fd -1: none */
+    int also_fd, also_as;         /* likewise; also_as 0: none */
     size_t max_stdout_bytes;      /* kept; 0: stdout passes through */
     unsigned timeout_ms;          /* SIGKILL then; 0: none */
     /* Once, when the process has ended and its output is read. The object is freed after it

@@ -43,6 +43,14 @@ static const struct conf_opt options[] = {
      "tensor-parallel ranks", "N"},
     {"--pp", "BATON_PP", CONF_U64, CONF(struct launch_options, pp), "1", 1, 1024, "pipeline stages",
      "N"},
+    {"--ep", "BATON_EP", CONF_U64, CONF(struct launch_options, ep), "1", 1, 1024,
+     "ranks that experts are dealt over", "N"},
+    {"--dp", "BATON_DP", CONF_U64, CONF(struct launch_options, dp), "1", 1, 1024,
+     "data-parallel ranks of attention", "N"},
+    {"--pods", "BATON_PODS", CONF_U64, CONF(struct launch_options, pods), "1", 1, 1024,
+     "pods of the group", "N"},
+    {"--pod-ip", "BATON_POD_IP", CONF_STR, CONF(struct launch_options, pod_ip), "127.0.0.1", 0, 0,
+     "this pod's address", "IP"},
     {"--backoff-ms", "BATON_BACKOFF_MS", CONF_U64, CONF(struct launch_options, backoff_ms), "500",
      1, 60000, "first delay before a crashed worker starts again; doubles up to a minute", "MS"},
     {"--log-format", "BATON_LOG_FORMAT", CONF_STR, CONF(struct launch_options, log_format), "json",
@@ -67,15 +75,8 @@ void launch_exit(struct launch *l, int code)
 static json_t *status_message(struct launch *l)
 {
     char text[24], until[CLOCK_RFC3339_MAX];
-    bool live = l->step == STEP_RUN && l->worker_status;
-    bool ready = live && json_bool_at(l->worker_status, "ready", false);
-    bool draining = l->draining || (live && json_bool_at(l->worker_status, "draining", false));
-    json_t *o = json_pack("{s:s, s:b, s:b, s:O?}", "type", "status", "ready",
-                          (int)(ready && !draining), "draining", (int)draining, "crash", l->crash);
-    if (live) {
-        json_object_set_new(o, "role", json_string(json_str_at(l->worker_status, "role", "")));
-        json_object_set_new(o, "rung", json_string(json_str_at(l->worker_status, "rung", "hot")));
-    }
+    json_t *o = json_pack("{s:s, s:O?}", "type", "status", "crash", l->crash);
+    bool ready = ranks_status(l, o);
     if (l->incarnation) {
         snprintf(text, sizeof text, "%016llx", (unsigned long long)l->incarnation);
         json_object_set_new(o, "incarnation", json_string(text));
@@ -118,17 +119,29 @@ void launch_say(struct launch *l, const char *fmt, ...)
     launch_report(l);
 }
 
-void launch_ask_weights(struct launch *l)
+static bool ask_weights(struct launch *l, const struct rank *r, bool hold)
 {
-    bool hold = l->weights_fd >= 0; /* mapped already: the agent only counts this user */
-    if (!l->agent || l->asked_weights || (!hold && l->step != STEP_WEIGHTS))
-        return;
     CLEANUP(json_decrefp)
     json_t *o =
         json_pack("{s:s, s:s, s:s, s:s, s:s, s:i, s:I, s:b}", "type", "weights", "source",
-                  l->opt.source, "sha256", l->opt.sha256, "isa", l->isa, "layout", l->layout,
-                  "rank", 0, "bytes", (json_int_t)l->weights_bytes, "hold", (int)hold);
-    l->asked_weights = lines_send(l->agent, o, -1) == 0;
+                  l->opt.source, "sha256", l->opt.sha256, "isa", l->isa, "layout", r->layout,
+                  "rank", (int)r->number, "bytes", (json_int_t)r->weights_bytes, "hold", (int)hold);
+    return lines_send(l->agent, o, -1) == 0;
+}
+
+void launch_ask_weights(struct launch *l)
+{
+    if (!l->agent || l->asked_weights || !l->n_ranks)
+        return;
+    for (uint32_t i = 0; i < l->n_ranks;
+         i++) { /* mapped already: the agent only counts this user */
+        if (l->ranks[i].weights_fd >= 0 && !ask_weights(l, &l->ranks[i], true))
+            return;
+    }
+    if (l->step == STEP_WEIGHTS && l->loading < l->n_ranks)
+        l->asked_weights = ask_weights(l, &l->ranks[l->loading], false);
+    else
+        l->asked_weights = ranks_loaded(l);
 }
 
 void launch_filled(struct launch *l, const char *checksum)
@@ -175,6 +188,21 @@ static void on_role(struct launch *l, const json_t *msg)
     worker_role(l);
 }
 
+static void on_group(struct launch *l, const json_t *msg)
+{
+    int64_t index = json_int_at(msg, "index", 0);
+    json_t *peers = json_object_get(msg, "peers");
+    if (index < 0 || index >= (int64_t)l->opt.pods || !json_is_array(peers))
+        return;
+    json_decref(l->peers);
+    l->peers = json_deep_copy(peers);
+    l->index = (uint32_t)index;
+    l->group_epoch = json_int_at(msg, "epoch", 0);
+    log_info("the group's pods", LI("index", index), LI("pods", json_array_size(peers)),
+             LI("epoch", l->group_epoch));
+    worker_group(l);
+}
+
 static void on_rung(struct launch *l, const json_t *msg)
 {
     free(l->rung);
@@ -196,6 +224,8 @@ static void on_message(struct lines *lines, const json_t *msg, void *ctx)
         on_rung(l, msg);
     else if (strcmp(type, "restart") == 0)
         worker_restart(l, json_str_at(msg, "reason", "the agent asks for it"));
+    else if (strcmp(type, "group") == 0)
+        on_group(l, msg);
     else if (strcmp(type, "model") == 0)
         launch_on_model(l, msg);
     else if (strcmp(type, "drain") == 0)
@@ -274,7 +304,10 @@ static char *worker_beside(void)
 
 static void begin(struct launch *l)
 {
-    l->weights_fd = l->fill_fd = -1;
+    l->segment_fd = l->fill_fd = -1;
+    l->group_epoch = -1;
+    for (uint32_t i = 0; i < LAUNCH_RANKS_MAX; i++)
+        l->ranks[i].weights_fd = -1;
     l->backoff_ms = l->opt.backoff_ms;
     l->reconnect_ms = RECONNECT_MIN_MS;
     l->worker_path = *l->opt.worker ? xstrdup(l->opt.worker) : worker_beside();

@@ -4,7 +4,12 @@
  * The life of a worker: plan (what will it need? refuse if that is more than there is) → weights
  * (from the agent; the first of a node fills them in a child) → role (desired, from the agent) →
  * run → on its end: a crash record, back-off, again. The agent may come and go at any time: the
- * launcher connects again and repeats what it has said. */
+ * launcher connects again and repeats what it has said.
+ *
+ * A worker is a group of ranks, one process each; this pod has `n_ranks` of them from `first_rank`
+ * on. They start together and end together: when one ends, the others are ended, once, with one
+ * crash record. A group of several pods also waits for the agent's "group" message, which brings
+ * the pods' addresses and the epoch: the controller answers a failed epoch with the next. */
 #pragma once
 #include "agent/child.h"
 #include "agent/lines.h"
@@ -14,7 +19,8 @@
 struct launch_options {
     const char *pod, *ns, *uid, *agent_dir, *infd, *devices, *source, *sha256, *worker, *log_format,
         *log_level;
-    uint64_t memory_limit, drain_seconds, tp, pp, backoff_ms;
+    const char *pod_ip;
+    uint64_t memory_limit, drain_seconds, tp, pp, ep, dp, pods, backoff_ms, comm_port;
 };
 
 enum launch_step {
@@ -25,6 +31,20 @@ enum launch_step {
     STEP_RUN,     /* the worker lives */
     STEP_BACKOFF, /* it does not, and is started again later */
     STEP_END,     /* told to end */
+};
+
+#define LAUNCH_RANKS_MAX 64u
+
+struct launch;
+struct rank { /* one of this pod's */
+    struct launch *l;
+    uint32_t number; /* in the group */
+    uint64_t weights_bytes;
+    char *layout; /* of its weights */
+    int weights_fd;
+    struct child *child;
+    struct lines *lines;
+    bool ready, ending; /* ending: by us */
 };
 
 struct launch {
@@ -46,12 +66,21 @@ struct launch {
     bool model_suspect; /* a worker could not use it */
     /* the plan */
     uint64_t weights_bytes, kv_bytes, other_bytes;
-    char *isa, *layout;
+    char *isa;
     /* the worker */
     struct child *helper; /* --plan or --fill */
-    struct child *worker;
-    struct lines *worker_lines;
-    int weights_fd, fill_fd;
+    struct rank ranks[LAUNCH_RANKS_MAX];
+    uint32_t n_ranks, first_rank, alive;
+    uint32_t loading; /* of ranks: whose weights are asked for */
+    int segment_fd;   /* memory that the ranks share */
+    int fill_fd;
+    char *end_why, *end_reason; /* of the rank that ended first; NULL: none has */
+    int end_code, end_signal;
+    /* a group of several pods */
+    json_t *peers;
+    uint32_t index;      /* of this pod */
+    int64_t group_epoch; /* that ranks should run at, -1: not known */
+    bool awaits_epoch;   /* the last one has failed */
     uint64_t incarnation, started_ns, ready_ns;
     int64_t epoch;
     bool epoch_known, draining, drained;
@@ -78,7 +107,19 @@ bool launch_model_ready(struct launch *l); /* false: asked for; worker_plan is c
 void launch_ask_model(struct launch *l);
 void launch_on_model(struct launch *l, const json_t *msg);
 
+/* launch_ranks.c */
+bool ranks_plan(struct launch *l, const json_t *plan); /* false: not this pod's ranks */
+bool ranks_loaded(const struct launch *l);             /* all weights are here */
+void ranks_drop_weights(struct launch *l);
+int ranks_start(struct launch *l, struct err *e) MUST_CHECK;
+void ranks_tell(struct launch *l, json_t *msg); /* rank 0, when it is here; takes msg */
+void ranks_kill(struct launch *l, int sig);
+bool ranks_status(const struct launch *l, json_t *status); /* role, rung, ready, draining */
+
 /* launch_worker.c */
+void worker_ended(struct launch *l); /* all ranks have */
+void worker_drained(struct launch *l);
+void worker_group(struct launch *l); /* peers or epoch have changed */
 void worker_plan(struct launch *l);
 void worker_fill(struct launch *l, int fd);    /* takes fd */
 void worker_weights(struct launch *l, int fd); /* read-only weights are here; takes fd */

@@ -115,12 +115,19 @@ static void drop_request(struct launcher *l)
     l->waits = false;
 }
 
+/* Each rank of a launcher's pod uses an image of its own. */
+static const void *user_of(const struct launcher *l, int64_t rank)
+{
+    return (const char *)l + rank % LAUNCHER_RANKS;
+}
+
 static void answer_weights(struct launcher *l)
 {
     struct err e = {0};
     enum weights_state state;
     int fd = -1;
-    int r = weights_get(l->a->weights, l, &l->want, l->want_bytes, &state, &fd, &e);
+    int r = weights_get(l->a->weights, user_of(l, l->want.rank), &l->want, l->want_bytes, &state,
+                        &fd, &e);
     if (r) {
         log_warn("weights refused", LS("pod", l->pod), LERR(&e));
         tell(l, json_pack("{s:s, s:s, s:s}", "type", "weights", "state", "error", "message", e.msg),
@@ -178,9 +185,11 @@ static void on_weights(struct launcher *l, const json_t *msg)
                                    .isa = xstrdup(json_str_at(msg, "isa", "")),
                                    .layout = xstrdup(json_str_at(msg, "layout", "")),
                                    .rank = json_int_at(msg, "rank", 0)};
+    if (l->want.rank < 0)
+        l->want.rank = 0;
     l->want_bytes = (uint64_t)bytes;
     if (json_bool_at(msg, "hold", false))
-        weights_hold(l->a->weights, l, &l->want);
+        weights_hold(l->a->weights, user_of(l, l->want.rank), &l->want);
     else
         answer_weights(l);
 }
@@ -188,7 +197,8 @@ static void on_weights(struct launcher *l, const json_t *msg)
 static void on_filled(struct launcher *l, const json_t *msg)
 {
     struct err e = {0};
-    if (weights_filled(l->a->weights, l, json_str_at(msg, "checksum", ""), &e)) {
+    if (weights_filled(l->a->weights, user_of(l, l->want.rank), json_str_at(msg, "checksum", ""),
+                       &e)) {
         log_warn("a fill was not expected", LS("pod", l->pod), LERR(&e));
         return;
     }
@@ -237,7 +247,8 @@ static void on_closed(struct lines *lines, const char *why, void *ctx)
     struct agent *a = l->a;
     DL_DELETE(a->launchers, l);
     log_info("launcher gone", LS("pod", l->pod), LS("why", why));
-    weights_release(a->weights, l);
+    for (int64_t r = 0; r < LAUNCHER_RANKS; r++)
+        weights_release(a->weights, user_of(l, r));
     models_release(l);
     struct apod *p = l->uid ? pods_find(a, l->uid) : NULL;
     drop_request(l);

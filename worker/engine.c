@@ -412,6 +412,12 @@ static void metrics_init(struct engine_metrics *m)
                          "Duration of a step of the engine");
     m->step_rows = metric_new(METRIC_COUNTER, "baton_worker_step_rows_total",
                               "Rows (tokens) computed by steps");
+    m->bubble = metric_new(METRIC_GAUGE, "baton_worker_pipeline_bubble_ratio",
+                           "Part of the stages' time in steps that they waited for others");
+    m->collectives = metric_new(METRIC_COUNTER, "baton_worker_all_reduces_total",
+                                "All-reduces between the ranks of this stage");
+    m->collective_s = metric_new(METRIC_COUNTER, "baton_worker_collective_seconds_total",
+                                 "Time of rank 0 in collectives of its stage, waiting included");
     m->ended = metric_family(METRIC_COUNTER, "baton_worker_ends_total",
                              "Choices and requests that ended, by reason", "reason", NULL, 0);
 }
@@ -427,10 +433,14 @@ static int open_xfer(struct engine *g, struct err *e)
                          .shm_dir = c->shm_dir,
                          .policy = c->xfer_policy,
                          .pool = c->pool,
+                         .slices = c->slices,
+                         .n_slices = c->n_slices,
                          .n_blocks = c->n_blocks,
                          .n_layers = c->kv.n_layers,
                          .block_bytes = c->kv.block_bytes,
                          .piece_bytes = c->kv.piece_bytes,
+                         .halves = c->kv.halves,
+                         .n_heads = c->kv.n_kv_heads,
                          .layout = c->layout};
     return c->xfer_host ? xfer_new(&x, &g->xfer, e) : 0;
 }
@@ -456,7 +466,7 @@ static void engine_free(struct engine *g)
         free(m);
     }
     engine_records_free(g->out);
-    model_work_free(g->work);
+    group_free(g->group);
     kv_free(g->kv);
     sampler_free(g->sampler);
     step_free(g);
@@ -494,20 +504,34 @@ static struct engine *engine_make(const struct engine_config *c)
     return g;
 }
 
+static int make_group(struct engine *g, struct err *e)
+{
+    const struct engine_config *c = &g->c;
+    struct group_config o = {.model = c->model,
+                             .layout = c->model_layout,
+                             .world = c->world,
+                             .pool = c->pool.base,
+                             .work = {.threads = c->threads,
+                                      .max_rows = c->max_rows,
+                                      .block_tokens = c->kv.block_tokens,
+                                      .kv_dtype = c->kv_dtype,
+                                      .pool_blocks = c->n_blocks}};
+    for (uint32_t r = 0; c->world && r < comm_ranks(c->world); r++) {
+        o.apart[r] = c->apart[r];
+        o.copies[r] = c->copies[r];
+    }
+    return group_new(&o, &g->group, e);
+}
+
 int engine_start(const struct engine_config *c, struct engine **out, struct err *e)
 {
     struct engine *g = engine_make(c);
-    struct model_work_options o = {.threads = c->threads,
-                                   .max_rows = c->max_rows,
-                                   .block_tokens = c->kv.block_tokens,
-                                   .kv_dtype = c->kv_dtype,
-                                   .pool_blocks = c->n_blocks};
     void *logits = NULL;
     int rc = g->wake_fd < 0 ? err_set(e, errno, "engine: no eventfd") : 0;
     if (!rc && posix_memalign(&logits, 64, (size_t)c->logit_rows * g->vocab * sizeof(float)))
         rc = err_set(e, ENOMEM, "engine: no memory for logits");
     g->logits = logits;
-    rc = rc ? rc : model_work_new(c->model, &o, &g->work, e);
+    rc = rc ? rc : make_group(g, e);
     rc = rc ? rc : open_xfer(g, e);
     if (!rc) {
         g->now_ns = clock_mono_ns();
@@ -530,5 +554,8 @@ void engine_stop(struct engine *g)
         return;
     post(g, (struct mail){.kind = MAIL_STOP});
     pthread_join(g->thread, NULL);
+    struct err e = {0};
+    if (group_stop(g->group, &e))
+        log_warn("the other ranks could not be told to stop", LERR(&e));
     engine_free(g);
 }

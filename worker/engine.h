@@ -9,16 +9,23 @@
 #include "lib/wire/heartbeat.h"
 #include "lib/xfer/xfer.h"
 #include "worker/kv.h"
-#include "worker/model/model.h"
+#include "worker/layout/group.h"
 
 struct engine;
 
 struct engine_config {
     const struct model *model;
-    struct model_kv kv; /* layout; pool.len >= n_blocks * kv.block_bytes */
+    struct model_kv kv; /* of the whole model: what blocks are outside */
     enum model_kv_dtype kv_dtype;
     uint32_t n_blocks;
-    struct xfer_pool pool;  /* outlives the engine */
+    struct xfer_pool pool; /* of this rank's part; outlives the engine */
+    /* The ranks that compute with this one, which is rank 0 (worker/team.h); ranks 1: none. */
+    struct model_layout model_layout;
+    struct comm *world;
+    const struct xfer_slice *slices; /* all pools of the group, with copies of those apart */
+    uint32_t n_slices;
+    const bool *apart;      /* [ranks] */
+    uint8_t *const *copies; /* [ranks] */
     struct block_name seed; /* names of blocks of requests that bring none */
     uint32_t threads, max_rows, logit_rows, max_running, max_context;
     uint64_t incarnation;

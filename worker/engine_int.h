@@ -67,11 +67,13 @@ struct engine_metrics {
     struct metric *prompt_tokens, *cached_tokens, *generated_tokens, *preemptions, *fallbacks;
     struct metric *kv_in, *kv_out, *ttft, *queue, *step, *step_rows;
     struct metric_family *ended; /* by reason */
+    struct metric *bubble, *collectives, *collective_s;
+    uint64_t seen_collectives, seen_wait_ns;
 };
 
 struct engine {
     struct engine_config c;
-    struct model_work *work;
+    struct group *group;
     struct kv *kv;
     struct xfer *xfer;
     struct sampler *sampler;
@@ -153,5 +155,7 @@ void handover_prefix(struct engine *g, struct seq *s); /* pushes the blocks that
 void handover_chunk(struct engine *g, struct seq *s, uint32_t tokens,
                     struct push *p); /* plans a chunk's push */
 void handover_layer(struct engine *g, const struct push *p, uint32_t layer);
+/* A chunk's push when some ranks' KV must be brought here first. */
+int handover_fetched(struct engine *g, const struct push *p, struct err *e) MUST_CHECK;
 void handover_done(struct engine *g, struct request *r);
 void handover_fail(struct engine *g, struct request *r, const char *why); /* an order */

@@ -259,6 +259,7 @@ static void adopt(struct engine *g, struct inbound *in, const struct xfer_event 
     r->prefill_us = le_get64(head + 8);
     g->status.load.kv_bytes_in_total += ev->bytes;
     metric_add(g->m.kv_in, (double)ev->bytes);
+    group_store(g->group, in->granted, in->n_granted);
     in->n_have = in->n_granted = 0;
     inbound_free(g, in);
     seq_name_blocks(s, g->kv);
@@ -389,11 +390,25 @@ void handover_prefix(struct engine *g, struct seq *s)
 {
     struct push p = {0};
     uint32_t cached = s->computed / g->c.kv.block_tokens;
+    struct err e = {0};
+    p.id = s->req->order_id;
     for (uint32_t i = s->req->have_blocks; i < cached; i++)
         add_piece(&p, s->blocks[i], i - s->req->have_blocks);
-    if (p.n)
-        push_all_layers(g, s->req->order_id, p.pieces, p.n);
+    if (handover_fetched(g, &p, &e))
+        log_error("cached blocks of other ranks can't be had", LERR(&e)); /* the group has failed */
     free(p.pieces);
+}
+
+int handover_fetched(struct engine *g, const struct push *p, struct err *e)
+{
+    uint32_t *blocks = xmalloc((p->n + 1) * sizeof *blocks);
+    for (uint32_t i = 0; i < p->n; i++)
+        blocks[i] = p->pieces[i].src_block;
+    int rc = group_fetch(g->group, blocks, p->n, e);
+    free(blocks);
+    if (!rc && p->n)
+        push_all_layers(g, p->id, p->pieces, p->n);
+    return rc;
 }
 
 /* Blocks that the chunk [computed, computed + tokens) fills, the last one of the prompt also when

@@ -95,6 +95,39 @@ static json_t *next_line(struct launcher *l)
     return o;
 }
 
+static uint32_t count_at(const json_t *o, const char *key)
+{
+    int64_t n = json_int_at(o, key, 1);
+    return n >= 0 && n <= 1024 ? (uint32_t)n : 0;
+}
+
+/* Which rank of what: absent, the only one. */
+static int take_layout(const json_t *o, struct launcher_start *s, struct err *e)
+{
+    size_t i;
+    json_t *peer;
+    int64_t rank = json_int_at(o, "rank", 0);
+    s->ranks = count_at(o, "ranks");
+    s->ranks_per_pod =
+        json_object_get(o, "ranks_per_pod") ? count_at(o, "ranks_per_pod") : s->ranks;
+    s->tensor = count_at(o, "tensor");
+    s->pipeline = count_at(o, "pipeline");
+    s->expert = count_at(o, "expert");
+    s->data = count_at(o, "data");
+    s->epoch = (uint64_t)json_int_at(o, "epoch", 0);
+    if (!s->ranks || !s->ranks_per_pod || rank < 0 || rank >= s->ranks)
+        return err_set(e, EINVAL, "the start message has no rank of its group");
+    s->rank = (uint32_t)rank;
+    json_array_foreach (json_object_get(o, "peers"), i, peer) {
+        if (i == LAUNCHER_PEERS_MAX)
+            return err_set(e, EINVAL, "the start message has too many peers");
+        snprintf(s->peers[i], sizeof s->peers[i], "%s",
+                 json_string_value(peer) ? json_string_value(peer) : "");
+        s->n_peers++;
+    }
+    return 0;
+}
+
 static int take_start(struct launcher *l, const json_t *o, struct launcher_start *out,
                       struct err *e)
 {
@@ -105,6 +138,8 @@ static int take_start(struct launcher *l, const json_t *o, struct launcher_start
     s.incarnation = strtoull(hex, &end, 16);
     if (strlen(hex) != 16 || *end || !s.incarnation)
         return err_set(e, EINVAL, "the start message has no incarnation of 16 hex digits");
+    if (take_layout(o, &s, e))
+        return -EINVAL;
     if (l->passed_fd < 0)
         return err_set(e, EINVAL, "the start message came without the weights");
     if (s.role == WIRE_ROLE_NONE)

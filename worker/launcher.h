@@ -9,10 +9,15 @@
 
 struct launcher;
 
+#define LAUNCHER_PEERS_MAX 64u
+
 struct launcher_start {
     enum wire_role role;
-    uint64_t incarnation, weights_bytes;
+    uint64_t incarnation, weights_bytes, epoch;
     int weights_fd; /* the caller's */
+    uint32_t rank, ranks, ranks_per_pod, tensor, pipeline, expert, data;
+    char peers[LAUNCHER_PEERS_MAX][46]; /* addresses of the group's pods, in order */
+    uint32_t n_peers;
 };
 
 struct launcher_callbacks {

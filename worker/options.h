@@ -14,7 +14,7 @@ struct options {
     uint64_t http_port, xfer_port, threads, cpu_limit_milli, memory_limit_bytes;
     uint64_t kv_bytes, block_tokens, max_context, max_rows, max_running, max_queue, drain_s;
     uint64_t tp, pp, ep, dp, pods, rank;
-    uint64_t launcher_fd, weights_fd;
+    uint64_t launcher_fd, weights_fd, comm_fd, comm_port, stuck_ms;
 };
 
 /* Returns as conf_parse does: 1 when help was answered. */

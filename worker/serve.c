@@ -7,6 +7,7 @@
 #include "worker/digest.h"
 #include "worker/engine.h"
 #include "worker/launcher.h"
+#include "worker/team.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -18,7 +19,9 @@
 #define FLUSH_MS 1000 /* what is left of answers after the engine has drained */
 
 struct worker {
+    struct options opt; /* what was given, with this rank's place in its group */
     const struct options *o;
+    struct team team;
     uv_loop_t loop;
     uv_signal_t term, intr;
     uv_timer_t flush;
@@ -114,7 +117,10 @@ static int load_alone(struct worker *w, struct err *e)
 {
     CLEANUP(free_charp) char *path = NULL;
     const char *hex = w->o->incarnation;
+    w->start.ranks = w->start.ranks_per_pod = 1;
     w->start.role = wire_role_parse(w->o->role);
+    if (w->o->tp * w->o->pp > 1)
+        return err_set(e, EINVAL, "a group of several ranks is started by \"baton-agent launch\"");
     if (w->start.role == WIRE_ROLE_NONE)
         return err_set(e, EINVAL, "--role must be prefill, decode, unified or standby");
     w->start.incarnation = *hex ? strtoull(hex, NULL, 16) : rng_secret_u64();
@@ -131,7 +137,18 @@ static int load(struct worker *w, struct err *e)
         return load_alone(w, e);
     w->launcher = launcher_new((int)w->o->launcher_fd);
     int rc = launcher_wait(w->launcher, &w->start, e);
-    return rc ? rc : load_shared(w, e);
+    if (rc)
+        return rc;
+    const struct launcher_start *s = &w->start;
+    w->opt.rank = s->rank;
+    if (s->ranks > 1) {
+        w->opt.tp = s->tensor;
+        w->opt.pp = s->pipeline;
+        w->opt.ep = s->expert;
+        w->opt.dp = s->data;
+        w->opt.pods = s->ranks / s->ranks_per_pod;
+    }
+    return load_shared(w, e);
 }
 
 /* What names of blocks begin with here, when a request brings none; and what transfer peers must
@@ -171,7 +188,13 @@ static int start_engine(struct worker *w, struct err *e)
                               .kv_dtype = w->budget.dtype,
                               .n_blocks = w->budget.n_blocks,
                               .pool = w->pool,
-                              .threads = options_threads(o),
+                              .model_layout = w->team.layout,
+                              .world = w->team.world,
+                              .slices = w->team.slices,
+                              .n_slices = w->team.n_slices,
+                              .apart = w->team.apart,
+                              .copies = w->team.copies,
+                              .threads = team_threads(&w->team, o),
                               .max_rows = (uint32_t)o->max_rows,
                               .logit_rows = w->budget.logit_rows,
                               .max_running = (uint32_t)o->max_running,
@@ -227,15 +250,30 @@ static int watch(struct worker *w, struct err *e)
     return w->launcher ? launcher_watch(w->launcher, &w->loop, &cb, e) : 0;
 }
 
+static int make_pool(struct worker *w, struct err *e)
+{
+    int rc = options_budget(w->o, model_config(w->model), false, &w->budget, e);
+    rc = rc ? rc : team_agree(&w->team, &w->budget.n_blocks, e);
+    if (rc)
+        return rc;
+    uint64_t bytes = (uint64_t)w->budget.n_blocks * w->budget.part.block_bytes;
+    rc = xfer_pool_new(&w->pool, bytes ? bytes : 4096, e);
+    return rc ? rc
+              : team_share(&w->team, &w->pool, model_config(w->model), &w->budget,
+                           w->budget.n_blocks, e);
+}
+
 static int prepare(struct worker *w, struct err *e)
 {
     int rc = options_secret(w->o, &w->secret, e);
     rc = rc ? rc : load(w, e);
-    rc = rc ? rc : options_budget(w->o, model_config(w->model), false, &w->budget, e);
-    if (!rc && options_model_path(w->o, &w->model_path, NULL))
+    rc = rc ? rc : team_join(&w->team, &w->start, w->o, w->secret, e);
+    rc = rc ? rc : make_pool(w, e);
+    if (rc || w->team.rank)
+        return rc;
+    if (options_model_path(w->o, &w->model_path, NULL))
         w->model_path = NULL; /* only routers would want it */
-    rc = rc ? rc : xfer_pool_new(&w->pool, w->budget.kv_bytes, e);
-    rc = rc ? rc : start_api(w, e);
+    rc = start_api(w, e);
     rc = rc ? rc : start_engine(w, e);
     return rc ? rc : watch(w, e);
 }
@@ -246,6 +284,7 @@ static void finish(struct worker *w)
     if (w->api)
         api_free(w->api);
     launcher_free(w->launcher);
+    team_leave(&w->team);
     model_free(w->model);
     if (w->image)
         munmap(w->image, w->image_bytes);
@@ -262,17 +301,37 @@ static void announce(const struct worker *w)
     log_info("serving", LS("host", w->o->host), LI("http_port", api_port(w->api)),
              LI("xfer_port", engine_xfer_port(w->engine)),
              LS("role", wire_role_name(w->start.role)), LS("incarnation", incarnation),
-             LS("isa", model_isa(w->model)), LI("threads", options_threads(w->o)),
-             LI("kv_blocks", w->budget.n_blocks), LI("kv_bytes", w->budget.kv_bytes));
+             LS("isa", model_isa(w->model)), LI("ranks", w->team.ranks),
+             LI("threads", team_threads(&w->team, w->o)), LI("kv_blocks", w->budget.n_blocks),
+             LI("kv_bytes", w->budget.kv_bytes));
+}
+
+/* Rank 0 decides when the group ends; the launcher may kill. */
+static int follow(struct worker *w, struct err *e)
+{
+    signal(SIGTERM, SIG_IGN);
+    signal(SIGINT, SIG_IGN);
+    log_info("following", LI("rank", w->team.rank),
+             LI("weight_bytes", model_weight_bytes(w->model)), LI("kv_blocks", w->budget.n_blocks),
+             LI("kv_bytes", w->pool.len));
+    if (w->launcher)
+        launcher_status(w->launcher, w->start.role, true, false, false, 0);
+    int rc =
+        team_follow(&w->team, w->model, &w->pool, w->o, &w->budget, w->image, w->image_bytes, e);
+    finish(w);
+    return rc;
 }
 
 int serve(const struct options *o, struct err *e)
 {
-    struct worker w = {.o = o, .pool = {.fd = -1}};
+    struct worker w = {.opt = *o, .pool = {.fd = -1}};
+    w.o = &w.opt;
     signal(SIGPIPE, SIG_IGN);
     if (uv_loop_init(&w.loop))
         return err_set(e, ENOMEM, "no event loop");
     int rc = prepare(&w, e);
+    if (!rc && w.team.rank)
+        return follow(&w, e);
     if (rc)
         return rc; /* the process ends */
     announce(&w);

@@ -34,6 +34,8 @@ static void go_to_sleep(struct engine *g)
     }
     if (g->c.weights)
         (void)madvise(g->c.weights, g->c.weights_bytes, MADV_DONTNEED);
+    if (group_sleep(g->group, true, &e))
+        log_warn("the other ranks could not be told to sleep", LERR(&e));
     g->asleep = true;
     log_info("asleep: weights and KV memory are given back", LI("kv_bytes", g->c.pool.len),
              LI("weights_bytes", g->c.weights_bytes),
@@ -51,6 +53,8 @@ static void wake(struct engine *g)
         g->wake_retry_ns = begin + RETRY_NS;
         return;
     }
+    if (group_sleep(g->group, false, &e))
+        log_warn("the other ranks could not be told to wake", LERR(&e));
 #ifdef MADV_POPULATE_READ
     if (g->c.weights)
         (void)madvise(g->c.weights, g->c.weights_bytes, MADV_POPULATE_READ);

@@ -189,6 +189,7 @@ static void on_layer(void *ctx, uint32_t layer)
 static int forward(struct engine *g, const struct schedule_step *step, struct err *e)
 {
     struct step_scratch *t = &g->scratch;
+    bool apart = group_has_apart(g->group); /* their KV comes here after the step */
     t->n_pushes = 0;
     for (uint32_t i = 0; i < step->n_picks; i++) {
         struct seq *s = t->seqs[i];
@@ -209,9 +210,27 @@ static int forward(struct engine *g, const struct schedule_step *step, struct er
                             .n_segments = step->n_picks,
                             .logits = g->logits,
                             .logits_rows = g->c.logit_rows,
-                            .layer_done = t->n_pushes ? on_layer : NULL,
+                            .layer_done = t->n_pushes && !apart ? on_layer : NULL,
                             .ctx = g};
-    return model_forward(g->c.model, g->work, g->c.pool.base, &b, e);
+    int rc = group_forward(g->group, &b, e);
+    for (uint32_t i = 0; !rc && apart && i < t->n_pushes; i++)
+        rc = handover_fetched(g, &t->pushes[i], e);
+    return rc;
+}
+
+static void measure_group(struct engine *g)
+{
+    struct group_report r;
+    uint32_t stages = g->c.model_layout.pipeline;
+    if (group_ranks(g->group) == 1)
+        return;
+    group_report(g->group, &r);
+    if (stages > 1 && r.work.step_ns)
+        metric_set(g->m.bubble, 1 - (double)r.work.busy_ns / ((double)r.work.step_ns * stages));
+    metric_add(g->m.collectives, (double)(r.tensor.all_reduces - g->m.seen_collectives));
+    metric_add(g->m.collective_s, (double)(r.tensor.wait_ns - g->m.seen_wait_ns) / 1e9);
+    g->m.seen_collectives = r.tensor.all_reduces;
+    g->m.seen_wait_ns = r.tensor.wait_ns;
 }
 
 static void measure(struct engine *g, const struct schedule_step *step, double seconds)
@@ -220,6 +239,7 @@ static void measure(struct engine *g, const struct schedule_step *step, double s
     for (uint32_t i = 0; i < step->n_picks; i++)
         prompt += step->picks[i].tokens > 1 ? step->picks[i].tokens : 0;
     metric_observe(g->m.step, seconds);
+    measure_group(g);
     metric_add(g->m.step_rows, step->rows);
     if (prompt == 0)
         g->decode_step_s += (g->decode_step_s > 0 ? .1f : 1) * ((float)seconds - g->decode_step_s);
@@ -248,8 +268,7 @@ void step_fork(struct engine *g, struct seq *s)
         seq_add_block(s, first->blocks[i]);
     }
     if (copy != KV_NONE) {
-        size_t n = g->c.kv.block_bytes;
-        memcpy(g->c.pool.base + copy * n, g->c.pool.base + first->blocks[full] * n, n);
+        group_copy(g->group, first->blocks[full], copy);
         seq_add_block(s, copy);
     }
     s->computed = first->computed;

@@ -57,6 +57,10 @@ int segment_map(struct segment *s, int fd, uint32_t n, struct err *e)
         memset(s->head, 0, sizeof *s->head);
         return 0;
     }
+    /* Who makes it need not know its size: the ranks agree on that. */
+    if (fd >= 0 && fstat(fd, &st) == 0 && (uint64_t)st.st_size < s->bytes &&
+        ftruncate(fd, (off_t)s->bytes))
+        return err_set(e, errno, "shared memory for %u ranks: %s", n, strerror(errno));
     if (fd < 0 || fstat(fd, &st) || (uint64_t)st.st_size < s->bytes)
         return err_set(e, EINVAL, "the ranks of this host have no shared memory");
     void *p = mmap(NULL, s->bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);

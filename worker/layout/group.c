@@ -14,6 +14,9 @@ enum command {
     COMMAND_FORWARD = 1, /* n_segments, then of each: n_tokens, start, n_blocks, logits_from,
                             tokens, blocks */
     COMMAND_COPY,        /* from, to */
+    COMMAND_FETCH,       /* n, blocks: ranks apart send them */
+    COMMAND_STORE,       /* n, blocks: ranks apart receive them */
+    COMMAND_SLEEP,       /* whether */
     COMMAND_REPORT,
     COMMAND_STOP,
 };
@@ -28,7 +31,8 @@ struct group {
     struct comm *tensor, *pipeline, *expert;
     struct data *data; /* NULL: one data rank */
     struct model_work *work;
-    struct words plan;
+    struct words plan, stores; /* stores: blocks that go out with the plan, from data[1] on */
+    size_t block_bytes[MODEL_RANKS_MAX];
     struct model_segment *segments; /* of a follower's step */
     uint32_t cap_segments;
     bool stopped;
@@ -82,6 +86,20 @@ static int split_ranks(struct group *g, const struct model_shard *shard, struct 
     return rc;
 }
 
+static int block_bytes_of(struct group *g, uint32_t rank, struct err *e)
+{
+    const struct model_config *mc = model_config(g->c.model);
+    struct model_shard s = model_layout_shard(&g->c.layout, rank);
+    const struct model_work_options *o = &g->c.work;
+    struct model_part p;
+    struct model_kv kv;
+    model_part_of(mc, &s, &p);
+    int rc = model_kv_part(&kv, mc, &p, o->kv_dtype,
+                           o->block_tokens ? o->block_tokens : MODEL_BLOCK_TOKENS, e);
+    g->block_bytes[rank] = rc ? 0 : kv.block_bytes;
+    return rc;
+}
+
 int group_new(const struct group_config *c, struct group **out, struct err *e)
 {
     struct group *g = xcalloc(1, sizeof *g);
@@ -90,6 +108,7 @@ int group_new(const struct group_config *c, struct group **out, struct err *e)
     int rc = 0;
     g->c = *c;
     clear(&g->plan);
+    clear(&g->stores);
     if (c->world && comm_ranks(c->world) != ranks)
         rc = err_set(e, EINVAL, "a layout of %u ranks for a group of %u", ranks,
                      comm_ranks(c->world));
@@ -97,6 +116,8 @@ int group_new(const struct group_config *c, struct group **out, struct err *e)
         rc = err_set(e, EINVAL, "a layout of %u ranks needs a group", ranks);
     if (!rc && ranks > 1)
         rc = split_ranks(g, &shard, e);
+    for (uint32_t r = 0; !rc && r < ranks; r++)
+        rc = block_bytes_of(g, r, e);
     rc = rc ? rc : model_work_new(c->model, &g->c.work, &g->work, e);
     if (!rc && c->layout.data > 1)
         rc = data_new(&g->c, g->work, &g->data, e);
@@ -115,6 +136,7 @@ void group_free(struct group *g)
     data_free(g->data);
     model_work_free(g->work);
     free(g->plan.data);
+    free(g->stores.data);
     free(g->segments);
     free(g);
 }
@@ -131,6 +153,26 @@ const struct model_work *group_work(const struct group *g)
 
 /* ---- rank 0 ---- */
 
+/* Blocks between rank 0's copies and the ranks that they are copies of. */
+static int move_copies(struct group *g, const uint32_t *blocks, size_t n, bool out, struct err *e)
+{
+    int rc = 0;
+    for (uint32_t r = 1; r < group_ranks(g); r++)
+        for (size_t i = 0; g->c.apart[r] && i < n && !rc; i++) {
+            uint8_t *p = g->c.copies[r] + blocks[i] * g->block_bytes[r];
+            rc = out ? comm_send(g->c.world, r, p, g->block_bytes[r], e)
+                     : comm_recv(g->c.world, r, p, g->block_bytes[r], e);
+        }
+    return rc;
+}
+
+static int send_stores(struct group *g, struct err *e)
+{
+    int rc = move_copies(g, g->stores.data + 1, g->stores.n - 1, true, e);
+    clear(&g->stores);
+    return rc;
+}
+
 static int send_plan(struct group *g, struct err *e)
 {
     struct words *w = &g->plan;
@@ -145,7 +187,7 @@ static int send_plan(struct group *g, struct err *e)
         rc =
             comm_broadcast(g->c.world, 0, (uint8_t *)w->data + FIRST_BYTES, bytes - FIRST_BYTES, e);
     clear(w);
-    return rc;
+    return rc ? rc : send_stores(g, e);
 }
 
 static void plan_forward(struct words *w, const struct model_batch *b)
@@ -191,6 +233,44 @@ void group_copy(struct group *g, uint32_t from, uint32_t to)
         put_all(&g->plan, (const uint32_t[]){COMMAND_COPY, from, to}, 3);
 }
 
+bool group_has_apart(const struct group *g)
+{
+    for (uint32_t r = 0; r < group_ranks(g); r++)
+        if (g->c.apart[r])
+            return true;
+    return false;
+}
+
+int group_fetch(struct group *g, const uint32_t *blocks, uint32_t n, struct err *e)
+{
+    if (!n || !group_has_apart(g))
+        return 0;
+    put(&g->plan, COMMAND_FETCH);
+    put(&g->plan, n);
+    put_all(&g->plan, blocks, n);
+    int rc = send_plan(g, e);
+    return rc ? rc : move_copies(g, blocks, n, false, e);
+}
+
+void group_store(struct group *g, const uint32_t *blocks, uint32_t n)
+{
+    if (!n || !group_has_apart(g))
+        return;
+    put(&g->plan, COMMAND_STORE);
+    put(&g->plan, n);
+    put_all(&g->plan, blocks, n);
+    put_all(&g->stores, blocks, n);
+}
+
+int group_sleep(struct group *g, bool asleep, struct err *e)
+{
+    if (group_ranks(g) == 1)
+        return 0;
+    put(&g->plan, COMMAND_SLEEP);
+    put(&g->plan, asleep);
+    return send_plan(g, e);
+}
+
 int group_stop(struct group *g, struct err *e)
 {
     if (group_ranks(g) == 1 || g->stopped)
@@ -202,7 +282,7 @@ int group_stop(struct group *g, struct err *e)
 
 /* ---- reports ---- */
 
-static void report(const struct group *g, struct group_report *r)
+void group_report(const struct group *g, struct group_report *r)
 {
     const struct model_shard *s = model_shard_of(g->c.model);
     *r = (struct group_report){.rank = g->c.rank,
@@ -223,7 +303,7 @@ static void report(const struct group *g, struct group_report *r)
 int group_reports(struct group *g, struct group_report *all, struct err *e)
 {
     struct group_report mine;
-    report(g, &mine);
+    group_report(g, &mine);
     if (group_ranks(g) == 1) {
         all[0] = mine;
         return 0;
@@ -236,7 +316,7 @@ int group_reports(struct group *g, struct group_report *all, struct err *e)
 static int give_report(const struct group *g, struct err *e)
 {
     struct group_report mine, *all = xcalloc(group_ranks(g), sizeof *all);
-    report(g, &mine);
+    group_report(g, &mine);
     int rc = comm_all_gather(g->c.world, &mine, sizeof mine, all, e);
     free(all);
     return rc;
@@ -301,6 +381,28 @@ static int follow_forward(struct group *g, size_t *at, struct err *e)
     return forward(g, &b, e);
 }
 
+static int follow_blocks(struct group *g, size_t *at, bool out, struct err *e)
+{
+    const uint32_t *n = take(&g->plan, at, 1), *blocks = n ? take(&g->plan, at, *n) : NULL;
+    size_t bytes = g->block_bytes[g->c.rank];
+    int rc = blocks ? 0 : err_set(e, EPROTO, "a list of blocks from rank 0 that ends too early");
+    for (uint32_t i = 0; !rc && g->c.apart[g->c.rank] && i < *n; i++) {
+        uint8_t *p = (uint8_t *)g->c.pool + blocks[i] * bytes;
+        if (blocks[i] >= g->c.work.pool_blocks)
+            rc = err_set(e, EPROTO, "no block %u, which rank 0 names", blocks[i]);
+        else
+            rc =
+                out ? comm_send(g->c.world, 0, p, bytes, e) : comm_recv(g->c.world, 0, p, bytes, e);
+    }
+    return rc;
+}
+
+static int follow_sleep(struct group *g, size_t *at, struct err *e)
+{
+    const uint32_t *asleep = take(&g->plan, at, 1);
+    return asleep && g->c.sleep ? g->c.sleep(g->c.ctx, *asleep != 0, e) : 0;
+}
+
 static int obey(struct group *g, size_t *at, bool *stop, struct err *e)
 {
     const uint32_t *p = take(&g->plan, at, 1);
@@ -312,6 +414,9 @@ static int obey(struct group *g, size_t *at, bool *stop, struct err *e)
             return err_set(e, EPROTO, "a copy of no block from rank 0");
         copy_block(g, p[0], p[1]);
         return 0;
+    case COMMAND_FETCH: return follow_blocks(g, at, true, e);
+    case COMMAND_STORE: return follow_blocks(g, at, false, e);
+    case COMMAND_SLEEP: return follow_sleep(g, at, e);
     case COMMAND_REPORT: return give_report(g, e);
     case COMMAND_STOP: *stop = true; return 0;
     }

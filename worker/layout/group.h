@@ -6,6 +6,9 @@
  *
  * With one rank this is model_forward and nothing more.
  *
+ * KV of ranks whose pools rank 0 can't map (they are on other hosts) passes through copies that it
+ * keeps of their pools, `apart`: group_fetch fills them, group_store empties them.
+ *
  * Threads: one, the engine's. The communicator `world` and the model outlive the group. Errors:
  * those of model_forward; -EPIPE when the group has failed, which is final.
  */
@@ -22,6 +25,11 @@ struct group_config {
     struct comm *world;             /* NULL: one rank */
     struct model_work_options work; /* .group is set by group_new */
     void *pool;                     /* this rank's KV, work.pool_blocks of its part's block_bytes */
+    bool apart[MODEL_RANKS_MAX];    /* the same at every rank */
+    uint8_t *copies[MODEL_RANKS_MAX]; /* at rank 0, of ranks apart: shaped as their pools */
+    /* At the others, when rank 0 says so: give memory back, or take it again. May be NULL. */
+    int (*sleep)(void *ctx, bool asleep, struct err *e);
+    void *ctx;
 };
 
 int group_new(const struct group_config *c, struct group **out, struct err *e) MUST_CHECK;
@@ -33,6 +41,11 @@ const struct model_work *group_work(const struct group *g);
 int group_forward(struct group *g, const struct model_batch *b, struct err *e) MUST_CHECK;
 /* A block's content on every rank; the others do it before their next step. */
 void group_copy(struct group *g, uint32_t from, uint32_t to);
+bool group_has_apart(const struct group *g);
+/* Blocks of ranks apart into their copies, now; out of them, before the next step. */
+int group_fetch(struct group *g, const uint32_t *blocks, uint32_t n, struct err *e) MUST_CHECK;
+void group_store(struct group *g, const uint32_t *blocks, uint32_t n);
+int group_sleep(struct group *g, bool asleep, struct err *e) MUST_CHECK;
 int group_stop(struct group *g, struct err *e) MUST_CHECK;
 
 struct group_report { /* of one rank */
@@ -42,6 +55,7 @@ struct group_report { /* of one rank */
     struct comm_stats tensor, pipeline, world;
     struct model_work_stats work;
 };
+void group_report(const struct group *g, struct group_report *mine); /* of this rank; any rank */
 /* all: [group_ranks()] */
 int group_reports(struct group *g, struct group_report *all, struct err *e) MUST_CHECK;
 
