@@ -146,7 +146,7 @@ bool router_ready(void *ctx, struct buf *why)
     const struct router *r = ctx;
     if (r->discover && !discover_permitted(r->discover, why))
         return false;
-    const char *reason = r->draining ? "shutting down"
+    const char *reason = r->leaving ? "shutting down"
                          : r->discover && !discover_synced(r->discover)
                              ? "the list of deployments and pods is not complete yet"
                              : NULL;
@@ -204,7 +204,7 @@ int router_state(void *ctx, struct buf *out)
     size_t n = 0;
     for (const struct exchange *x = r->exchanges; x && n < 1000; x = x->next, n++)
         json_array_append_new(requests, exchange_state(x, now));
-    json_t *o = json_pack("{s:b, s:I, s:{s:I, s:I, s:I, s:I}, s:o, s:o}", "draining", r->draining,
+    json_t *o = json_pack("{s:b, s:I, s:{s:I, s:I, s:I, s:I}, s:o, s:o}", "draining", r->leaving,
                           "in_flight", (json_int_t)r->n_exchanges, "connections", "idle",
                           (json_int_t)s.idle, "active", (json_int_t)s.active, "opened",
                           (json_int_t)s.opened, "reused", (json_int_t)s.reused, "deployments",

@@ -47,6 +47,11 @@ static const struct conf_opt options[] = {
      "where to tell the controller at once that a request waits for a model at zero; empty: "
      "it looks once a second",
      "URL"},
+    {"--linger-seconds", "BATON_ROUTER_LINGER_SECONDS", CONF_U64,
+     CONF(struct options, linger_seconds), "0", 0, 3600,
+     "time after SIGTERM in which new connections are still served, until every load balancer "
+     "knows",
+     "S"},
     {"--drain-seconds", "BATON_DRAIN_SECONDS", CONF_U64, CONF(struct options, drain_seconds), "30",
      0, 86400, "how long running requests may take after SIGTERM", "S"},
     {"--max-connections", "BATON_ROUTER_MAX_CONNECTIONS", CONF_U64,
@@ -95,19 +100,33 @@ static void on_drained(uv_timer_t *t)
     uv_stop(&r->loop);
 }
 
-static void on_signal(uv_signal_t *s, int number)
+/* No more connections; what runs may finish. */
+static void on_lingered(uv_timer_t *t)
 {
-    struct router *r = s->data;
-    if (r->draining) {
-        uv_stop(&r->loop);
-        return;
-    }
-    log_info("draining", LI("signal", number), LI("requests", r->n_exchanges));
+    struct router *r = t->data;
+    log_info("draining", LI("requests", r->n_exchanges));
     r->draining = true;
     for (int i = 0; i < 2; i++)
         if (r->http[i])
             httpd_quiesce(r->http[i]);
     uv_timer_start(&r->drain, on_drained, r->o.drain_seconds * 1000, 0);
+}
+
+/* Not ready any more, but for a while load balancers still send connections here: they are served.
+ */
+static void on_signal(uv_signal_t *s, int number)
+{
+    struct router *r = s->data;
+    if (r->leaving) {
+        uv_stop(&r->loop);
+        return;
+    }
+    log_info("leaving", LI("signal", number), LI("requests", r->n_exchanges));
+    r->leaving = true;
+    if (r->o.linger_seconds)
+        uv_timer_start(&r->drain, on_lingered, r->o.linger_seconds * 1000, 0);
+    else
+        on_lingered(&r->drain);
 }
 
 static int listen_on(struct router *r, const char *host, struct httpd **out, struct err *e)

@@ -28,7 +28,8 @@ struct options {
     const char *host, *kubeconfig, *static_file, *namespace, *api_keys_file, *api_keys,
         *cors_origin, *models_dir;
     const char *tls_cert, *tls_key, *log_level, *log_format;
-    uint64_t port, max_connections, index_blocks, drain_seconds, inline_bytes, max_body_bytes;
+    uint64_t port, max_connections, index_blocks, drain_seconds, linger_seconds, inline_bytes,
+        max_body_bytes;
     const char *controller_url;
     uint64_t max_held;
     double hold_seconds, wake_seconds;
@@ -52,7 +53,7 @@ struct router {
     struct buf scratch;         /* the upstream request being written; reused */
     struct exchange *exchanges; /* all that run */
     unsigned n_exchanges;
-    bool draining;
+    bool leaving, draining; /* not ready, but serving; then: no new connections */
 };
 
 struct choice {
