@@ -5,7 +5,7 @@ finished request. Run outside the nodes, on their network. Standard library only
   client.py --url http://HOST:PORT[,http://HOST:PORT…] --model NAME --out FILE [--streams 8] [--seconds 70] [--short 2]
 
 A connection that is refused goes to the next address; a request that was sent is never repeated. At temperature 0 the text of a prompt is
-known: `text` is a digest of every 16 tokens, so that two answers to one prompt can be compared as far as both go."""
+known: `text` is a digest every 64 characters, so that two answers to one prompt can be compared as far as both go."""
 import argparse
 import asyncio
 import hashlib
@@ -85,8 +85,8 @@ class Client:
                     text += piece
                     r["tokens"] += 1
                     r["last"] = time.time()
-                    if r["tokens"] % 16 == 0:
-                        r["text"].append(hashlib.sha256(text.encode()).hexdigest()[:12])
+                    while len(text) >= 64 * (len(r["text"]) + 1):
+                        r["text"].append(hashlib.sha256(text[:64 * (len(r["text"]) + 1)].encode()).hexdigest()[:12])
                 r["finish"] = choice.get("finish_reason") or r["finish"]
         if r["status"] != 200:
             r["error"] = f"HTTP {r['status']}"

@@ -121,6 +121,7 @@ class Cluster:
 
     def add_node(self, index, model=True):
         """Starts node<index>; the model file lies on it unless `model` is false. Ready is for the caller to wait for."""
+        shutil.rmtree(self.dir / f"node{index}", ignore_errors=True)
         with open(self.dir / f"node{index}.log", "wb") as log:
             subprocess.Popen(self.inside("bash", HERE / "node.sh", self.dir, str(index)), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                              env=self._env(), start_new_session=True)

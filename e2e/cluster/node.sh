@@ -9,7 +9,6 @@ containerd_socket=/run/containerd/containerd.sock
 
 # The node's network and certificate; then this script again as pid 1 of the node.
 outside() {
-  rm -rf "$W"
   mkdir -p "$W"/{var/lib/kubelet,var/lib/cni,var/lib/baton/models,var/log,var/tmp,net.d,sysctl,containerd}
   ln -s /run "$W/var/run"
   mkdir -p /run/netns
