@@ -69,7 +69,7 @@ static void spread(const struct data *d, const struct model_batch *b, uint32_t r
     for (uint32_t i = 0; i < b->n_segments; i++) {
         const struct model_segment *s = &b->segments[i];
         size_t n = (s->n_tokens - s->logits_from) * vocab;
-        if (owner(d, s) == rank) {
+        if (n && owner(d, s) == rank) {
             memcpy(b->logits + at, from, n * sizeof *from);
             from += n;
         }

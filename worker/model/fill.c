@@ -132,6 +132,21 @@ static int pack_f8_row(const struct part *p, const struct group *g, uint64_t row
     return 0;
 }
 
+/* A row of FP8 as floats, where its columns are cut inside of a scale's. */
+static int pack_f8_floats(const struct part *p, struct group *g, uint64_t row, uint32_t lane,
+                          uint8_t *rec, struct err *e)
+{
+    const uint8_t *raw = g->raw + lane * p->tensor.row_bytes;
+    float scales[MODEL_COLS_MAX / SOURCE_F8_BLOCK];
+    int rc = source_scales(p->plan->source, &p->tensor, row, scales, e);
+    for (uint32_t k = 0; rc == 0 && k < p->entry->cols; k++) {
+        uint32_t at = g->col0 + k;
+        put_float(rec, MAT_F32, (size_t)k * GROUP_ROWS + lane,
+                  f8_to_f32(raw[at]) * scales[at / SOURCE_F8_BLOCK]);
+    }
+    return rc;
+}
+
 /* Rows [row, row + n) of the part, which is not transposed, into a record. */
 static int fill_group(const struct part *p, struct group *g, uint32_t row, uint32_t n, uint8_t *rec,
                       struct err *e)
@@ -143,6 +158,8 @@ static int fill_group(const struct part *p, struct group *g, uint32_t row, uint3
         const uint8_t *raw = g->raw + lane * t->row_bytes;
         if (p->entry->form == MAT_F8) {
             rc = pack_f8_row(p, g, from + lane, lane, rec, e);
+        } else if (t->type == SOURCE_F8) {
+            rc = pack_f8_floats(p, g, from + lane, lane, rec, e);
         } else if (mat_form_is_float(p->entry->form)) {
             pack_float_row(raw + g->col0 * elt, elt, p->entry->cols, lane, rec);
         } else {

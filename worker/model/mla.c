@@ -117,7 +117,7 @@ void mla_queries(struct step *s, uint32_t layer)
     uint32_t from, to;
     project(s, layer);
     layer_split(s->w->n_rows, s->threads, s->thread, &from, &to);
-    for (uint32_t i = from; i < to; i++)
+    for (uint32_t i = from; i < to && s->p->kv1 > s->p->kv0; i++) /* no head: no KV here */
         latent_done(s, layer, i);
     layer_split(heads_here(s->w), s->threads, s->thread, &from, &to);
     for (uint32_t h = from; h < to; h++)

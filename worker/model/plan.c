@@ -16,13 +16,14 @@ uint64_t image_head_bytes(uint32_t n_entries)
     return page_up(IMAGE_ENTRIES_AT + (uint64_t)n_entries * sizeof(struct image_entry));
 }
 
-/* Of every type that a slot's tensors may have; a transposed one is kept as floats. */
+/* Of every type that a slot's tensors may have; a transposed one is kept as floats, and FP8 that is
+ * cut inside of a scale's columns. */
 static bool form_of(const struct source_tensor *t, const struct slot_part *part,
-                    enum mat_form *form)
+                    const struct slot_spec *s, enum mat_form *form)
 {
     bool floats = t->type == GGUF_F32 || t->type == GGUF_F16 || t->type == GGUF_BF16;
     if (t->type == SOURCE_F8) {
-        *form = part->transposed ? MAT_F32 : MAT_F8;
+        *form = part->transposed || s->col0 % SOURCE_F8_BLOCK ? MAT_F32 : MAT_F8;
         return true;
     }
     if (part->transposed && !floats) {
@@ -75,16 +76,13 @@ static int plan_entry(const struct plan *p, uint32_t i, const struct slot_spec *
         if (rc < 0)
             return rc;
         bool known = s->vector ? t.type == GGUF_F32 || t.type == GGUF_F16 || t.type == GGUF_BF16
-                               : form_of(&t, &part, &form);
+                               : form_of(&t, &part, s, &form);
         if (!known)
             return err_set(e, EINVAL, "tensor %s has type %s, which is not supported there",
                            part.name, source_type_name(&t));
         first = n ? first : form;
         if (form != first)
             return err_set(e, EINVAL, "tensor %s has another type than its fellows", part.name);
-        if (form == MAT_F8 && s->col0 % SOURCE_F8_BLOCK)
-            return err_set(e, EINVAL, "tensor %s: its columns can't be split at %u", part.name,
-                           s->col0);
     }
     *en = (struct image_entry){.form = form, .rows = slot_rows(s), .cols = s->cols};
     en->bytes = page_up(s->vector ? (uint64_t)s->cols * sizeof(float)
