@@ -116,7 +116,18 @@ static int write_manifest(struct weights *w, const struct image *m)
     return 0;
 }
 
-/* A manifest without its image, or of another size, is nothing. */
+/* The manifest is written when the image is whole; nobody may write to that any more. One that is
+ * younger than its manifest was damaged. */
+static bool written_since(const struct stat *image, const char *manifest)
+{
+    struct stat st;
+    if (stat(manifest, &st))
+        return true;
+    const struct timespec *a = &image->st_mtim, *b = &st.st_mtim;
+    return a->tv_sec != b->tv_sec ? a->tv_sec > b->tv_sec : a->tv_nsec > b->tv_nsec;
+}
+
+/* A manifest without its image, or of another size, is nothing; the image is removed by scan(). */
 static void adopt(struct weights *w, const char *id)
 {
     CLEANUP(free_charp) char *path = image_path(w, id, ".json");
@@ -124,8 +135,15 @@ static void adopt(struct weights *w, const char *id)
     CLEANUP(json_decrefp) json_t *o = json_parse_file(path, 65536, NULL);
     int64_t bytes = json_int_at(o, "bytes", 0);
     struct stat st;
-    if (!o || w->n_images == MAX_IMAGES || stat(data, &st) || st.st_size != bytes || bytes <= 0)
+    if (!o || w->n_images == MAX_IMAGES || stat(data, &st))
         return;
+    if (st.st_size != bytes || bytes <= 0 || !*json_str_at(o, "checksum", "") ||
+        written_since(&st, path)) {
+        log_warn("a weight image is damaged; it is loaded again",
+                 LS("source", json_str_at(o, "source", "")), LI("bytes", st.st_size));
+        unlink(path);
+        return;
+    }
     struct image *m = xcalloc(1, sizeof *m);
     snprintf(m->id, sizeof m->id, "%s", id);
     m->source = xstrdup(json_str_at(o, "source", ""));

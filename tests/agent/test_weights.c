@@ -120,6 +120,39 @@ static void a_manifest_without_its_image_or_of_another_size_is_nothing(void **st
     weights_close(w);
 }
 
+static void an_image_that_was_written_after_it_was_complete_is_loaded_again(void **state)
+{
+    (void)state;
+    struct weights *w = open_store(8 * MB);
+    int fd = -1;
+    fill(w, &u1, &key_a, MB);
+    weights_close(w);
+    CLEANUP(free_charp)
+    char *cmd = xasprintf("sleep 0.02; printf x | dd of=$(ls %s/*.image) bs=1 seek=5000 "
+                          "conv=notrunc 2>/dev/null",
+                          folder);
+    assert_int_equal(system(cmd), 0);
+    w = open_store(8 * MB);
+    assert_int_equal(weights_count(w), 0);
+    assert_int_equal(get(w, &u2, &key_a, MB, &fd), WEIGHTS_FILL);
+    close(fd);
+    weights_close(w);
+}
+
+static void a_manifest_without_a_checksum_is_nothing(void **state)
+{
+    (void)state;
+    struct weights *w = open_store(8 * MB);
+    fill(w, &u1, &key_a, MB);
+    weights_close(w);
+    CLEANUP(free_charp)
+    char *cmd = xasprintf("sed -i 's/00ff//' %s/*.json", folder);
+    assert_int_equal(system(cmd), 0);
+    w = open_store(8 * MB);
+    assert_int_equal(weights_count(w), 0);
+    weights_close(w);
+}
+
 static void a_filler_that_leaves_makes_room_for_the_next(void **state)
 {
     (void)state;
@@ -197,6 +230,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         T(one_fills_and_all_others_read_the_same_file),
         T(complete_images_are_adopted_and_unfinished_ones_removed),
+        T(an_image_that_was_written_after_it_was_complete_is_loaded_again),
+        T(a_manifest_without_a_checksum_is_nothing),
         T(a_manifest_without_its_image_or_of_another_size_is_nothing),
         T(a_filler_that_leaves_makes_room_for_the_next),
         T(the_budget_holds_and_only_unused_images_are_dropped),
