@@ -12,8 +12,9 @@
 #define PREFILL_DOWN 0.6
 #define KV_UP        0.7
 #define KV_DOWN      0.5
-#define TPOT_DOWN    0.8 /* those who remain should stay this far below the target */
-#define AHEAD_MAX    2.0 /* a trend never foretells more than so many times what is there */
+#define TPOT_DOWN    0.8  /* those who remain should stay this far below the target */
+#define NOTHING      0.01 /* arrivals worth less of a group are the tail of an average, not load */
+#define AHEAD_MAX    2.0  /* a trend never foretells more than so many times what is there */
 
 const char *scale_code_name(enum scale_code c)
 {
@@ -71,7 +72,10 @@ static double prefill_load(const struct scale_input *in, const struct scale_sums
         use = PREFILL_UP;
     if (tokens <= 0)
         return 0;
-    return m->rate > 0 ? tokens / (use * m->rate) : -1;
+    if (m->rate <= 0)
+        return -1;
+    double load = tokens / (use * m->rate);
+    return GUARD(scale_residue) && queued <= 0 && load < NOTHING ? 0 : load;
 }
 
 /* Least number of groups whose steps keep to the TPOT target with the load spread over them. */

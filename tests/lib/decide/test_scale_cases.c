@@ -154,6 +154,20 @@ static void without_load_it_comes_down_after_the_window_and_not_before(void **st
     assert_int_equal(number(&w, 0), 1);
 }
 
+static void the_tail_of_an_average_does_not_keep_a_role_from_zero(void **state)
+{
+    struct world w;
+    (void)state;
+    make(&w, 1, 1);
+    for (int r = 0; r < 2; r++) {
+        w.p.role[r].in.min = w.p.limits.min[r] = 0;
+        w.p.role[r].in.arrival_tokens_per_s = 0.0001;
+    }
+    run(&w, 70);
+    assert_int_equal(number(&w, 0), 0);
+    assert_int_equal(number(&w, 1), 0);
+}
+
 static void what_was_asked_for_is_not_asked_for_again_while_it_is_pending(void **state)
 {
     struct world w;
@@ -515,6 +529,7 @@ int main(void)
         cmocka_unit_test(one_silent_worker_does_not_stop_scaling_down),
         cmocka_unit_test(silent_workers_count_as_fully_used_for_going_down),
         cmocka_unit_test(without_load_it_comes_down_after_the_window_and_not_before),
+        cmocka_unit_test(the_tail_of_an_average_does_not_keep_a_role_from_zero),
         cmocka_unit_test(what_was_asked_for_is_not_asked_for_again_while_it_is_pending),
         cmocka_unit_test(a_pod_without_a_node_stops_the_rise_and_is_told),
         cmocka_unit_test(a_group_that_waits_for_a_node_is_given_up_soon_after_the_load_ends),
