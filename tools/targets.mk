@@ -74,6 +74,11 @@ scale: setup-test ## 1,000 simulated nodes and 10,000 worker pods on a real API 
 	@$(SUBMAKE) build
 	@tools/report scale "$(CACHE)/venv/bin/python e2e/scale/scale.py"
 
+keda: setup-test ## KEDA itself scales WorkerPools by its metrics-api and Prometheus triggers; writes docs/reports/keda.md
+	@tools/setup keda
+	@$(SUBMAKE) build
+	@tools/report keda "$(CACHE)/venv/bin/python -m pytest -q -s -p no:cacheprovider tests/scaling/keda.py"
+
 chaos: setup-test ## kill -9 of every program, 20 random moments each; writes docs/reports/chaos.md
 	@$(SUBMAKE) build
 	@BATON_CHAOS_KILLS=20 tools/report chaos "$(CACHE)/venv/bin/python -m pytest -q -s -p no:cacheprovider e2e/test_chaos.py"
