@@ -25,7 +25,7 @@ up: setup ## keep a local cluster running with the deployment `chat` (kubeconfig
 down: ## end what `make up` started
 	@$(BUILD)/bin/baton down --data build/up
 
-SLOW_UNIT := $(addprefix $(BUILD)/tests/,$(addprefix worker/model/test_,golden invariance score) lib/xfer/test_storm)
+SLOW_UNIT := $(addprefix $(BUILD)/tests/,$(addprefix worker/model/test_,golden invariance score) worker/layout/test_models lib/xfer/test_storm)
 check: ## quick checks before a commit (under a minute): build, include direction, sizes, fast unit tests
 	@$(SUBMAKE) build tests-build
 	@tools/run-tests --log $(BUILD)/test "run:include direction:tools/check-includes" "run:sizes:tools/check-size" \
@@ -87,10 +87,10 @@ standby-bench: setup ## the standby ladder on this machine: promotion, wake, fli
 	@$(SUBMAKE) build
 	@tools/report standby "$(CACHE)/venv/bin/python bench/standby.py --build $(BUILD) 2>/dev/null"
 
-bench: setup ## engine beside llama.cpp, router beside haproxy and vllm-router, KV push beside memcpy; writes docs/reports/bench.md
+bench: setup ## engine beside llama.cpp, router beside haproxy and vllm-router, KV push and collectives beside memcpy; writes docs/reports/bench.md
 	@tools/setup test-packages python gemma bench
 	@$(SUBMAKE) build bench-build
-	@tools/report bench "$(BUILD)/bench/xfer && bench/router.py && \
+	@tools/report bench "$(BUILD)/bench/xfer && $(BUILD)/bench/comm && bench/router.py && \
 	  $(CACHE)/bench/llama/bin/python tools/bench-engine.py $(BUILD)/bin/bench-engine $(CACHE)/models/*.gguf"
 
 FUZZ_SECONDS ?= 20

@@ -64,25 +64,55 @@ static struct range slice(const struct comm *c, size_t n, uint32_t i)
 
 /* ---- all-reduce ---- */
 
-static void add(float *restrict sum, const float *restrict x, size_t n)
+/* sum = a + b; sum may be a. The same additions whatever the width of registers. */
+static void add_plain(float *sum, const float *a, const float *restrict b, size_t n)
 {
     for (size_t i = 0; i < n; i++)
-        sum[i] += x[i];
+        sum[i] = a[i] + b[i];
 }
 
-/* sum = part 0 + part 1 + … of [r.at, r.at + r.n). Parts of this host lie in windows (this rank's
- * own too, for `sum` may be it), those of others at the start of their stage. */
+#if defined(__x86_64__)
+__attribute__((target("avx2"))) static void add_avx2(float *sum, const float *a,
+                                                     const float *restrict b, size_t n)
+{
+#pragma GCC ivdep
+    for (size_t i = 0; i < n; i++)
+        sum[i] = a[i] + b[i];
+}
+#endif
+
+static void add(float *sum, const float *a, const float *b, size_t n)
+{
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx2")) {
+        add_avx2(sum, a, b, n);
+        return;
+    }
+#endif
+    add_plain(sum, a, b, n);
+}
+
+static const float *part(struct comm *c, uint32_t member, struct range r)
+{
+    bool whole = member == c->rank && c->local == 1; /* kept as it was, not only the slice */
+    if (here(c, member) && !whole)
+        return (const float *)window(c, member) + r.at;
+    return (const float *)(const void *)stage(c, member) + (whole ? r.at : 0);
+}
+
+/* sum = part 0 + part 1 + … of [r.at, r.at + r.n). Parts of this host lie in windows, those of
+ * others at the start of their stage; `sum` is this rank's own. */
 static void add_up(struct comm *c, float *sum, struct range r)
 {
-    for (uint32_t i = 0; i < c->n; i++) {
-        const float *x = !here(c, i)    ? (const float *)(void *)stage(c, i)
-                         : c->local > 1 ? (const float *)window(c, i) + r.at
-                                        : sum;
-        if (i == 0)
-            memmove(sum, x, r.n * sizeof *sum);
-        else
-            add(sum, x, r.n);
-    }
+    uint32_t next = 2;
+    if (c->rank == 0)
+        add(sum, sum, part(c, 1, r), r.n);
+    else if (c->rank == 1)
+        add(sum, sum, part(c, 0, r), r.n);
+    else
+        add(sum, part(c, 0, r), part(c, 1, r), r.n);
+    for (; next < c->n; next++)
+        add(sum, sum, part(c, next, r), r.n);
 }
 
 /* Sends `mine` to every rank of another host and takes theirs to their stages. */
@@ -99,28 +129,23 @@ static int swap_all(struct comm *c, void *mine, size_t bytes, struct err *e)
     return n ? mesh_run(c->w, f, n, e) : 0;
 }
 
-/* Everybody adds up everything. A rank alone on its host has no window: it adds to a copy. */
+/* This rank's part, where others of its host read it, and where it stays while x becomes the sum. A
+ * rank alone on its host has no window. */
+static void keep_own(struct comm *c, const float *x, size_t n)
+{
+    memcpy(c->local > 1 ? window(c, c->rank) : (void *)stage(c, c->rank), x, n * sizeof *x);
+}
+
+/* Everybody adds up everything. */
 static int reduce_one_shot(struct comm *c, float *x, size_t n, struct err *e)
 {
     struct range all = {0, n};
-    if (c->local > 1)
-        memcpy(window(c, c->rank), x, n * sizeof *x);
+    keep_own(c, x, n);
     int rc = swap_all(c, x, n * sizeof *x, e);
     rc = rc ? rc : gate_pass(c, e);
     if (rc)
         return rc;
-    if (c->local > 1) {
-        add_up(c, x, all);
-        return 0;
-    }
-    memcpy(stage(c, c->rank), x, n * sizeof *x);
-    for (uint32_t i = 0; i < c->n; i++) {
-        const float *part = (const float *)(void *)stage(c, i);
-        if (i == 0)
-            memcpy(x, part, n * sizeof *x);
-        else
-            add(x, part, n);
-    }
+    add_up(c, x, all);
     return 0;
 }
 
@@ -147,29 +172,15 @@ static int swap_slices(struct comm *c, float *x, size_t n, float *sum, bool back
 static int reduce_two_shot(struct comm *c, float *x, size_t n, struct err *e)
 {
     struct range r = slice(c, n, c->rank);
-    bool shared = c->local > 1;
     float *sum = x + r.at;
-    if (shared) {
-        memcpy(window(c, c->rank), x, n * sizeof *x);
-        sum = (float *)window(c, c->rank) + r.at;
-    }
+    keep_own(c, x, n);
     int rc = swap_slices(c, x, n, sum, false, e);
     rc = rc ? rc : gate_pass(c, e);
     if (rc)
         return rc;
-    if (shared) { /* into x first: my own part of the window is read on the way */
-        add_up(c, x + r.at, r);
-        memcpy(sum, x + r.at, r.n * sizeof *x);
-    } else {
-        memcpy(stage(c, c->rank), sum, r.n * sizeof *x);
-        for (uint32_t i = 0; i < c->n; i++) {
-            const float *part = (const float *)(void *)stage(c, i);
-            if (i == 0)
-                memcpy(sum, part, r.n * sizeof *x);
-            else
-                add(sum, part, r.n);
-        }
-    }
+    add_up(c, sum, r);
+    if (c->local > 1)
+        memcpy((float *)window(c, c->rank) + r.at, sum, r.n * sizeof *x);
     rc = swap_slices(c, x, n, sum, true, e);
     rc = rc ? rc : gate_pass(c, e);
     for (uint32_t i = 0; !rc && i < c->n; i++) {

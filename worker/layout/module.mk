@@ -1,2 +1,3 @@
 MODULES += worker/layout
 worker/layout_DEPS := worker/model worker/comm lib/base
+bench_comm := worker/layout

@@ -27,7 +27,7 @@ struct ranks {
     pid_t pids[RANKS_MAX];
     uint8_t *shared; /* of all: test-defined */
     size_t shared_bytes;
-    uint32_t silent_ms, stuck_ms, join_ms;
+    uint32_t silent_ms, stuck_ms, join_ms, limit_s;
     uint64_t session;
 };
 
@@ -85,7 +85,7 @@ static inline void ranks_start_one(struct ranks *r, uint32_t i, rank_fn fn, void
     struct err e = {0};
     struct comm *world = NULL;
     struct comm_config c = ranks_config(r, i);
-    alarm(60);
+    alarm(r->limit_s ? r->limit_s : 60);
     int rc = comm_join(&c, &world, &e);
     if (rc) {
         fprintf(stderr, "rank %u: %s\n", i, e.msg);

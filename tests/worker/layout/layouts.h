@@ -195,6 +195,7 @@ static inline void layouts_run(struct layouts *l, struct layouts_result *out)
     struct ranks r;
     uint32_t n = model_layout_ranks(&l->layout);
     ranks_init(&r, n, l->per_host ? l->per_host : n, sizeof *out);
+    r.limit_s = 300;
     ranks_start(&r, layouts_rank, l);
     int worst = ranks_wait(&r, NULL);
     memcpy(out, r.shared, sizeof *out);
