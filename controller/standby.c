@@ -148,24 +148,19 @@ static json_t *by_node_name(const char *op, json_t *names)
     return json_pack("{s:s, s:s, s:o}", "key", "metadata.name", "operator", op, "values", names);
 }
 
+/* A preference a node: a field selector takes only one value. */
 static void prefer(json_t *node_affinity, const struct look *x)
 {
     struct arena a;
     uint32_t *picked;
     arena_init(&a, 1u << 20);
-    json_t *names = json_array();
     int n = standby_prefer_nodes(x->nodes, x->n, PREFER_MAX, &a, &picked);
     for (int i = 0; i < n; i++)
-        json_array_append_new(names, json_string(x->nodes[picked[i]].name));
+        json_array_append_new(
+            objects_at(node_affinity, "preferredDuringSchedulingIgnoredDuringExecution", true),
+            json_pack("{s:i, s:{s:[o]}}", "weight", 50, "preference", "matchFields",
+                      by_node_name("In", json_pack("[s]", x->nodes[picked[i]].name))));
     arena_fini(&a);
-    if (!json_array_size(names)) {
-        json_decref(names);
-        return;
-    }
-    json_array_append_new(
-        objects_at(node_affinity, "preferredDuringSchedulingIgnoredDuringExecution", true),
-        json_pack("{s:i, s:{s:[o]}}", "weight", 50, "preference", "matchFields",
-                  by_node_name("In", names)));
 }
 
 /* Each of the user's alternatives is narrowed; without any there is one. One name a requirement: a
