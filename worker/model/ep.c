@@ -1,6 +1,8 @@
 #include "worker/model/ep.h"
 #include "kernels/ops.h"
 #include "worker/comm/comm.h"
+#include "worker/model/balance.h"
+#include "worker/model/moe.h"
 
 #include <errno.h>
 #include <math.h>
@@ -45,7 +47,7 @@ int ep_init(struct model_work *w, struct err *e)
         for (uint32_t x = part.expert0; x < part.expert1; x++)
             r->owner[x] = (uint8_t)i;
     }
-    return 0;
+    return g->redundant ? balance_new(w, &r->balance, e) : 0;
 }
 
 void ep_carve(struct carve *c, struct model_work *w)
@@ -66,8 +68,12 @@ void ep_carve(struct carve *c, struct model_work *w)
     r->sent = work_carve(c, n * most, sizeof *r->sent);
     r->at = work_carve(c, n * most, sizeof *r->at);
     r->from = work_carve(c, in, sizeof *r->from);
-    r->sums = work_carve(c, in * d, sizeof *r->sums);
-    r->back = work_carve(c, n * most * d, sizeof *r->back);
+    uint64_t used = w->m->config.moe.used;
+    r->own = work_carve(c, n * used, sizeof *r->own);
+    r->target = work_carve(c, n * used, sizeof *r->target);
+    r->answer = work_carve(c, n * used, sizeof *r->answer);
+    r->slots_out = work_carve(c, in * used * d, sizeof *r->slots_out);
+    r->back = work_carve(c, n * used * d, sizeof *r->back);
 }
 
 /* ---- who sends what ---- */
@@ -90,24 +96,44 @@ static bool is_latency(const struct model_work *w)
                : all <= LATENCY_ROWS;
 }
 
-/* Rows in the order of receivers, then of rows: r->sent, and this rank's head. */
-static void list_items(struct step *s, struct ep_head *mine)
+/* Where each pick of an own row is computed: at its owner, or at one of the copies, by the row
+ * alone (its token and position), so that equal rows go equal ways. */
+static void choose_targets(struct step *s, uint32_t layer, uint32_t from, uint32_t to)
 {
-    const struct model_moe *m = &s->c->moe;
+    uint32_t used = s->c->moe.used;
     struct ep_rows *r = &s->w->ep;
-    uint32_t from, to, n = 0;
+    for (uint32_t row = from; row < to; row++) {
+        const struct row *own = &s->w->rows[row];
+        for (size_t i = (size_t)row * used; i < (size_t)(row + 1) * used; i++) {
+            uint32_t expert = s->w->moe.picks[i].expert;
+            r->own[i] = s->w->moe.picks[i];
+            r->target[i] = r->balance
+                               ? balance_target(r->balance, layer, expert, own->token, own->pos)
+                               : r->owner[expert];
+        }
+    }
+}
+
+/* Rows in the order of receivers, then of rows: r->sent, and this rank's head. Answers come in the
+ * same order, pick by pick. */
+static void list_items(struct step *s, uint32_t layer, struct ep_head *mine)
+{
+    uint32_t used = s->c->moe.used, from, to, n = 0, answers = 0;
+    struct ep_rows *r = &s->w->ep;
     memset(mine, 0, sizeof *mine);
     share_of(s->w, r->rank, &from, &to);
+    choose_targets(s, layer, from, to);
     for (uint32_t rank = 0; rank < r->ranks; rank++)
         for (uint32_t row = from; row < to; row++) {
-            uint32_t picks = 0;
-            for (uint32_t k = 0; k < m->used; k++)
-                picks += r->owner[s->w->moe.picks[(size_t)row * m->used + k].expert] == rank;
-            if (!picks)
+            uint32_t before = answers;
+            for (size_t i = (size_t)row * used; i < (size_t)(row + 1) * used; i++)
+                if (r->target[i] == rank)
+                    r->answer[i] = answers++;
+            if (answers == before)
                 continue;
             r->sent[n++] = (struct ep_sent){row, rank};
             mine->rows[rank]++;
-            mine->slots[rank] += picks;
+            mine->slots[rank] += answers - before;
         }
     r->n_sent = n;
 }
@@ -133,12 +159,12 @@ static void pack_item(struct step *s, const struct ep_sent *sent, uint8_t *to)
 {
     const struct model_moe *m = &s->c->moe;
     const struct ep_rows *r = &s->w->ep;
-    const struct gating_pick *picks = s->w->moe.picks + (size_t)sent->row * m->used;
+    size_t first = (size_t)sent->row * m->used;
     struct item item = {0};
-    uint8_t *p = to + sizeof item, *payload = p + m->used * sizeof *picks;
-    for (uint32_t k = 0; k < m->used; k++)
-        if (r->owner[picks[k].expert] == sent->rank)
-            memcpy(p + item.n_picks++ * sizeof *picks, &picks[k], sizeof *picks);
+    uint8_t *p = to + sizeof item, *payload = p + m->used * sizeof *r->own;
+    for (size_t i = first; i < first + m->used; i++)
+        if (r->target[i] == sent->rank)
+            memcpy(p + item.n_picks++ * sizeof *r->own, &r->own[i], sizeof *r->own);
     memcpy(to, &item, sizeof item);
     if (s->w->o.group.dispatch_fp8)
         encode_fp8(layer_row_norm(s, sent->row), s->c->d_model, payload);
@@ -207,16 +233,20 @@ static int take_items(struct step *s, bool latency)
         if (h->rows[r->rank] > to - from)
             return err_set(&s->w->err, EPROTO, "rank %u sent more rows than it has", rank);
         uint8_t *item = p + (latency ? sizeof *h : 0);
+        uint32_t picked = 0;
         for (uint32_t i = 0; i < h->rows[r->rank]; i++, n++) {
             struct item got;
             r->from[n] = item + i * r->item_bytes;
             memcpy(&got, r->from[n], sizeof got);
             struct gating_pick *picks = s->w->moe.picks + (size_t)n * m->used;
             uint32_t k = got.n_picks < m->used ? got.n_picks : m->used;
+            picked += k;
             memcpy(picks, r->from[n] + sizeof got, k * sizeof *picks);
             for (; k < m->used; k++)
                 picks[k] = (struct gating_pick){UINT32_MAX, 0};
         }
+        if (picked != h->slots[r->rank])
+            return err_set(&s->w->err, EPROTO, "rank %u sent other picks than it said", rank);
         for (uint32_t to_rank = 0; to_rank < r->ranks; to_rank++)
             r->load[to_rank] += h->slots[to_rank];
         p = item + (size_t)(latency ? to - from : h->rows[r->rank]) * r->item_bytes;
@@ -254,13 +284,15 @@ static void count_load(struct step *s)
     st->dispatches++;
 }
 
-void ep_dispatch(struct step *s)
+void ep_dispatch(struct step *s, uint32_t layer)
 {
     struct ep_rows *r = &s->w->ep;
     bool latency = is_latency(s->w);
     struct ep_head *mine = &r->mine;
     if (s->thread == 0 && s->w->rc == 0) {
-        list_items(s, mine);
+        list_items(s, layer, mine);
+        if (r->balance)
+            balance_count(s, layer);
         place_items(s, latency, mine, r->out_bytes);
         if (!latency)
             fail(s,
@@ -283,29 +315,48 @@ void ep_dispatch(struct step *s)
     pool_barrier(s->w->pool);
 }
 
-static int send_sums(struct step *s)
+static int send_answers(struct step *s)
 {
     struct ep_rows *r = &s->w->ep;
     size_t out_bytes[COMM_RANKS_MAX], in_bytes[COMM_RANKS_MAX], row = s->c->d_model * sizeof(float);
     for (uint32_t rank = 0; rank < r->ranks; rank++) {
-        out_bytes[rank] = r->heads[rank].rows[r->rank] * row;
-        in_bytes[rank] = r->mine.rows[rank] * row;
+        out_bytes[rank] = r->heads[rank].slots[r->rank] * row;
+        in_bytes[rank] = r->mine.slots[rank] * row;
     }
-    return comm_all_to_all(s->w->o.group.expert, r->sums, out_bytes, r->back, in_bytes, &s->w->err);
+    return comm_all_to_all(s->w->o.group.expert, r->slots_out, out_bytes, r->back, in_bytes,
+                           &s->w->err);
+}
+
+/* Slots in the order of received rows and their picks: the order in which they are asked for. */
+static void line_up(struct step *s)
+{
+    const struct moe_rows *m = &s->w->moe;
+    uint32_t d = s->c->d_model, used = s->c->moe.used, from, to, at = 0;
+    layer_split(m->n_rows * used, s->threads, s->thread, &from, &to);
+    for (uint32_t i = 0; i < to; i++) {
+        if (m->slot_of[i] == UINT32_MAX)
+            continue;
+        if (i >= from)
+            memcpy(s->w->ep.slots_out + (size_t)at * d, m->x + (size_t)m->slot_of[i] * d,
+                   d * sizeof(float));
+        at++;
+    }
 }
 
 void ep_combine(struct step *s)
 {
     struct ep_rows *r = &s->w->ep;
-    uint32_t d = s->c->d_model, from, to;
-    if (s->thread == 0 && s->w->rc == 0)
-        fail(s, send_sums(s));
+    uint32_t d = s->c->d_model, used = s->c->moe.used, from, to, first, last;
+    line_up(s);
     pool_barrier(s->w->pool);
-    layer_split(d, s->threads, s->thread, &from, &to); /* of each row: ranks stay in order */
-    for (uint32_t i = 0; i < r->n_sent && s->w->rc == 0; i++) {
-        float *out = s->w->out + (size_t)r->sent[i].row * d;
-        for (uint32_t k = from; k < to; k++)
-            out[k] += r->back[(size_t)i * d + k];
-    }
+    if (s->thread == 0 && s->w->rc == 0)
+        fail(s, send_answers(s));
+    pool_barrier(s->w->pool);
+    share_of(s->w, r->rank, &first, &last);
+    layer_split(last - first, s->threads, s->thread, &from, &to);
+    for (uint32_t row = first + from; row < first + to && s->w->rc == 0; row++)
+        for (size_t i = (size_t)row * used; i < (size_t)(row + 1) * used; i++)
+            moe_add(s->w->out + (size_t)row * d, r->back + (size_t)r->answer[i] * d,
+                    r->own[i].weight, d);
     pool_barrier(s->w->pool);
 }

@@ -1,7 +1,8 @@
 /* ep.h: rows to the ranks that hold their experts, and back (internal to worker/model). With
  * data-parallel attention each data rank has rows of its own; at a layer with experts a row is sent
- * once to every rank that has some of its experts (dispatch), which answers with the weighted sum
- * over those (combine); the row adds the answers in the order of the ranks. Ranks without rows take
+ * once to every rank that is to compute some of its experts (dispatch), which answers with what
+ * each of them gave (combine); the row adds the answers in the order of its experts. So its bits
+ * are those of a rank that has all experts, wherever they are computed. Ranks without rows take
  * part with none, so that the others don't wait (a dummy batch).
  *
  * Two ways with the same bits. latency: one exchange of messages whose size follows from the step
@@ -25,8 +26,9 @@ int ep_init(struct model_work *w, struct err *e) MUST_CHECK;
 void ep_carve(struct carve *c, struct model_work *w);
 /* After the choice (w->moe.picks of own rows): w->moe.picks, n_rows are those of rows received.
  * Ends with a barrier. */
-void ep_dispatch(struct step *s);
+void ep_dispatch(struct step *s, uint32_t layer);
 /* The activations of received row i. */
 void ep_row(const struct step *s, uint32_t i, float *to);
-/* Sums of received rows are in w->ep.sums: back, and added to w->out. Ends with a barrier. */
+/* What the slots gave (w->moe.x) goes back and is added to w->out. Begins after a barrier, ends
+ * with one. */
 void ep_combine(struct step *s);

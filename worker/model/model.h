@@ -198,6 +198,10 @@ struct model_group {
     uint32_t data;         /* data ranks (0: 1) */
     enum model_dispatch dispatch;
     bool dispatch_fp8;
+    /* Copies of experts that a rank keeps of each layer, besides its own; chosen anew every so many
+     * steps from the load since, and moved at most so many bytes a step to one rank (0: 1 MiB). */
+    uint32_t redundant, balance_steps;
+    uint64_t move_bytes;
 };
 
 struct model_work_options {
@@ -238,5 +242,6 @@ struct model_work_stats {
      * ranks, and at the rank that had most; max over mean is expert_max x expert_ranks /
      * expert_slots. */
     uint64_t dispatches, dispatches_latency, expert_slots, expert_max, expert_ranks;
+    uint64_t rebalances, moved_bytes; /* sets of copies taken into use; what this rank received */
 };
 void model_work_stats(const struct model_work *w, struct model_work_stats *out);

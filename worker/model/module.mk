@@ -1,2 +1,2 @@
 MODULES += worker/model
-worker/model_DEPS := worker/comm kernels kernels/cpu lib/llm lib/base
+worker/model_DEPS := lib/decide worker/comm kernels kernels/cpu lib/llm lib/base

@@ -1,4 +1,5 @@
 #include "worker/model/moe.h"
+#include "worker/model/balance.h"
 #include "worker/model/ep.h"
 
 void moe_carve(struct carve *c, struct model_work *w)
@@ -56,27 +57,29 @@ static void route(struct step *s, uint32_t layer)
     pool_barrier(s->w->pool);
 }
 
-static bool is_here(const struct step *s, uint32_t expert)
+static bool is_here(const struct step *s, uint32_t layer, uint32_t expert)
 {
-    return s->w->moe.ff && expert >= s->p->expert0 && expert < s->p->expert1;
+    const struct balance *copies = s->w->ep.balance;
+    return s->w->moe.ff && ((expert >= s->p->expert0 && expert < s->p->expert1) ||
+                            (copies && balance_weights(copies, layer, 0, expert)));
 }
 
 /* Slots of each expert here, in the order of rows. */
-static void sort_slots(struct step *s)
+static void sort_slots(struct step *s, uint32_t layer)
 {
     const struct model_moe *m = &s->c->moe;
     struct moe_rows *r = &s->w->moe;
     uint32_t n = r->n_rows * m->used;
     memset(r->first, 0, (m->experts + 1u) * sizeof *r->first);
     for (uint32_t i = 0; i < n; i++)
-        if (is_here(s, r->picks[i].expert))
+        if (is_here(s, layer, r->picks[i].expert))
             r->first[r->picks[i].expert + 1]++;
     for (uint32_t e = 0; e < m->experts; e++)
         r->first[e + 1] += r->first[e];
     uint32_t total = r->first[m->experts];
     for (uint32_t i = n; i-- > 0;) { /* backwards: first[] of the next becomes this one's */
         uint32_t e = r->picks[i].expert;
-        bool here = is_here(s, e);
+        bool here = is_here(s, layer, e);
         r->slot_of[i] = here ? --r->first[e + 1] : UINT32_MAX;
         if (here)
             r->row_of[r->slot_of[i]] = i / m->used;
@@ -112,7 +115,8 @@ static void gather(struct step *s)
 struct grouped {
     const struct image_entry *weights[2];
     float *y[2];
-    uint32_t n; /* of them, of the same activations */
+    uint32_t layer, part; /* `part` 0, 1, 2: gate, up, down; of the first */
+    uint32_t n;           /* of them, of the same activations */
     uint32_t rows;
     size_t ldy;
     const float *x;
@@ -133,7 +137,10 @@ static void expert_groups(struct step *s, const struct grouped *g, uint32_t expe
     uint32_t first = r->first[expert], slots = r->first[expert + 1] - first;
     struct mat m = image_mat(s->m, g->weights[which]);
     m.rows = g->rows;
-    m.data += (size_t)(expert - s->m->part.expert0) * mat_bytes(m.form, m.rows, m.cols);
+    if (expert >= s->p->expert0 && expert < s->p->expert1)
+        m.data += (size_t)(expert - s->p->expert0) * mat_bytes(m.form, m.rows, m.cols);
+    else
+        m.data = balance_weights(s->w->ep.balance, g->layer, g->part + which, expert);
     struct acts x = {.x = g->x + first * g->ldx,
                      .ldx = g->ldx,
                      .codes = r->codes + (size_t)first * g->n_blocks * ACT_BLOCK_BYTES,
@@ -148,10 +155,10 @@ static void grouped_products(struct step *s, const struct grouped *g)
     const struct moe_rows *r = &s->w->moe;
     uint32_t groups = (g->rows + GROUP_ROWS - 1) / GROUP_ROWS;
     uint64_t total = 0, at = 0;
-    for (uint32_t e = s->m->part.expert0; e < s->m->part.expert1; e++)
+    for (uint32_t e = 0; e < s->c->moe.experts; e++)
         total += (uint64_t)group_cost(r->first[e + 1] - r->first[e]) * groups * g->n;
     uint64_t from = total * s->thread / s->threads, to = total * (s->thread + 1) / s->threads;
-    for (uint32_t e = s->m->part.expert0; e < s->m->part.expert1; e++) {
+    for (uint32_t e = 0; e < s->c->moe.experts; e++) {
         uint64_t cost = group_cost(r->first[e + 1] - r->first[e]);
         for (uint32_t i = 0; cost && i < g->n; i++, at += cost * groups) {
             uint64_t g0 = from > at ? (from - at + cost - 1) / cost : 0;
@@ -185,6 +192,7 @@ static void experts(struct step *s, uint32_t layer)
     struct grouped gate_up = {.weights = {image_layer(s->m, layer, SLOT_EXPERT_GATE),
                                           image_layer(s->m, layer, SLOT_EXPERT_UP)},
                               .y = {r->gate, r->up},
+                              .layer = layer,
                               .n = 2,
                               .rows = r->ff,
                               .ldy = r->ff,
@@ -193,6 +201,8 @@ static void experts(struct step *s, uint32_t layer)
                               .n_blocks = r->d_blocks};
     struct grouped down = {.weights = {image_layer(s->m, layer, SLOT_EXPERT_DOWN)},
                            .y = {r->x}, /* the inputs are used up */
+                           .layer = layer,
+                           .part = 2,
                            .n = 1,
                            .rows = d,
                            .ldy = d,
@@ -227,7 +237,7 @@ static void shared(struct step *s, uint32_t layer)
     layer_products(s, &down, 1, &x, w->n_rows);
 }
 
-static void add_weighted(float *to, const float *x, float weight, uint32_t n)
+void moe_add(float *to, const float *x, float weight, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++)
         to[i] += x[i] * weight;
@@ -240,7 +250,7 @@ static void add_experts(const struct step *s, uint32_t row, float *out)
     uint32_t used = s->c->moe.used, d = s->c->d_model;
     for (size_t i = (size_t)row * used; i < (size_t)(row + 1) * used; i++)
         if (r->slot_of[i] != UINT32_MAX)
-            add_weighted(out, r->x + (size_t)r->slot_of[i] * d, r->picks[i].weight, d);
+            moe_add(out, r->x + (size_t)r->slot_of[i] * d, r->picks[i].weight, d);
 }
 
 /* Sums of routed experts, added to what the shared ones gave. */
@@ -253,13 +263,6 @@ static void combine(struct step *s, bool has_shared)
         memset(w->out + (size_t)from * d, 0, (size_t)(to - from) * d * sizeof *w->out);
     for (uint32_t row = from; row < to && !ep_active(w); row++)
         add_experts(s, row, w->out + (size_t)row * d);
-    if (ep_active(w)) {
-        layer_split(w->moe.n_rows, s->threads, s->thread, &from, &to);
-        for (uint32_t row = from; row < to; row++) {
-            memset(w->ep.sums + (size_t)row * d, 0, d * sizeof *w->ep.sums);
-            add_experts(s, row, w->ep.sums + (size_t)row * d);
-        }
-    }
     pool_barrier(w->pool);
     if (ep_active(w))
         ep_combine(s);
@@ -272,12 +275,12 @@ void moe_part(struct step *s, uint32_t layer)
     if (s->thread == 0)
         s->w->moe.n_rows = s->w->n_rows;
     if (ep_active(s->w)) {
-        ep_dispatch(s);
+        ep_dispatch(s, layer);
         if (s->w->rc) /* seen by all threads alike: a barrier has passed */
             return;
     }
     if (s->thread == 0)
-        sort_slots(s);
+        sort_slots(s, layer);
     pool_barrier(s->w->pool);
     gather(s);
     if (has_shared)

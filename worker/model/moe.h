@@ -13,3 +13,5 @@
 void moe_carve(struct carve *c, struct model_work *w);
 /* From the normed rows to w->out (what the layer adds to h). Ends with a barrier. */
 void moe_part(struct step *s, uint32_t layer);
+/* to[i] += x[i] * weight, as every sum over experts does. */
+void moe_add(float *to, const float *x, float weight, uint32_t n);

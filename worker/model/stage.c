@@ -5,6 +5,7 @@
  *
  * Few rows are not cut: every micro-batch reads all weights of a stage again. */
 #include "worker/model/stage.h"
+#include "worker/model/balance.h"
 
 #include "lib/base/clock.h"
 
@@ -185,7 +186,8 @@ int stage_run(struct model_work *w, const struct model_batch *b, struct err *e)
     } else {
         work_lay_out(w, b);
         w->stats.micro_batches++;
-        rc = run(w, JOB_EMBED | JOB_LAYERS | JOB_HEAD);
+        rc = w->ep.balance ? balance_step(w, e) : 0;
+        rc = rc ? rc : run(w, JOB_EMBED | JOB_LAYERS | JOB_HEAD);
     }
     if (w->rc && e)
         *e = w->err;

@@ -1,4 +1,5 @@
 #include "worker/model/work.h"
+#include "worker/model/balance.h"
 #include "worker/model/ep.h"
 #include "worker/model/mla.h"
 #include "worker/model/moe.h"
@@ -161,6 +162,7 @@ void model_work_free(struct model_work *w)
     if (!w)
         return;
     pool_free(w->pool);
+    balance_free(w->ep.balance);
     if (w->memory)
         munmap(w->memory, w->memory_bytes);
     free(w);

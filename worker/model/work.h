@@ -64,7 +64,7 @@ struct ep_rows {
         first; /* of the expert communicator; the first one's place in the stage */
     uint32_t data, tensor, tensor_rank;
     uint32_t data_rows[EP_RANKS_MAX]; /* of this step, of each data rank */
-    uint8_t owner[MODEL_EXPERTS_MAX]; /* of an expert: its rank */
+    uint8_t owner[MODEL_EXPERTS_MAX]; /* of an expert: the rank that always has it */
     size_t item_bytes;
     uint8_t *out, *in; /* messages */
     struct ep_head mine, *heads;
@@ -73,7 +73,11 @@ struct ep_rows {
     size_t out_bytes[EP_RANKS_MAX];
     uint32_t n_sent, load[EP_RANKS_MAX]; /* slots of each rank in this layer */
     const uint8_t **from;                /* received items */
-    float *sums, *back;                  /* [received, d_model] out, [sent, d_model] in */
+    struct gating_pick *own;             /* [rows, used] picks of own rows */
+    uint8_t *target;                     /* [rows, used] the rank of each */
+    uint32_t *answer;                    /* [rows, used] where its answer lies in `back` */
+    float *slots_out, *back;             /* [slots, d_model] what experts here and elsewhere gave */
+    struct balance *balance;             /* copies of experts (balance.c); NULL: none */
 };
 
 /* Latent attention of a step (mla.c). */

@@ -26,6 +26,8 @@ struct layouts {
     uint32_t damaged; /* 1 + the rank whose weights are changed */
     enum model_dispatch dispatch;
     bool fp8;
+    uint32_t redundant, balance_steps;
+    uint64_t move_bytes;
 };
 
 struct layouts_result {
@@ -64,7 +66,11 @@ static inline struct model_work_options layouts_work(const struct layouts *l)
                                        .max_rows = l->n_seqs * l->prompt,
                                        .kv_dtype = l->kv,
                                        .pool_blocks = l->n_seqs * layouts_blocks(l),
-                                       .group = {.dispatch = l->dispatch, .dispatch_fp8 = l->fp8}};
+                                       .group = {.dispatch = l->dispatch,
+                                                 .dispatch_fp8 = l->fp8,
+                                                 .redundant = l->redundant,
+                                                 .balance_steps = l->balance_steps,
+                                                 .move_bytes = l->move_bytes}};
 }
 
 static inline void side_init(struct side *s, const struct layouts *l, const struct model_kv *kv)
