@@ -81,7 +81,7 @@ def test_new_pods_prefer_nodes_with_the_model_and_keep_off_sick_ones(world):
     nodes = Nodes(world)
     try:
         nodes.add("far")
-        near = nodes.add("near", models=[SHA])
+        near, close = nodes.add("near", models=[SHA]), nodes.add("close", models=[SHA])
         sick = nodes.add("sick", models=[SHA], quarantined="Xid 79: the GPU has fallen off the bus")
         limping = nodes.add("limping", bad_device=True)
         world.controller()
@@ -89,8 +89,9 @@ def test_new_pods_prefer_nodes_with_the_model_and_keep_off_sick_ones(world):
         world.apply(deployment())
         pod = wait(lambda: world.pods())[0]
         preferred = affinity(pod)["preferredDuringSchedulingIgnoredDuringExecution"]
-        fields = {(x["weight"], x["preference"]["matchFields"][0]["operator"]): x["preference"]["matchFields"][0]["values"] for x in preferred}
-        assert fields[50, "In"] == [near] and fields[100, "NotIn"] == [limping]
+        fields = sorted((x["weight"], m["operator"], m["values"]) for x in preferred for m in x["preference"]["matchFields"])
+        # matchFields takes one value: Kubernetes refuses the pod otherwise
+        assert fields == [*((50, "In", [n]) for n in sorted([near, close])), (100, "NotIn", [limping])]
         terms = affinity(pod)["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
         assert [m["values"] for t in terms for m in t["matchFields"] if m["operator"] == "NotIn"] == [[sick]]
     finally:
