@@ -31,7 +31,7 @@ static uint64_t later(uint64_t a, uint64_t b)
 
 static void add_member(struct rec_pod *sum, const struct rec_pod *p)
 {
-    sum->ready &= p->ready;
+    sum->ready &= p->ready || !GUARD(ready_whole);
     sum->deleting &= p->deleting;
     sum->disrupted &= p->disrupted || !p->failed;
     sum->placed &= p->placed;
@@ -277,16 +277,14 @@ static uint32_t epoch_of(struct rec *r, const struct rec_slot *t, bool *restart)
     const struct rec_pod *p = &t->sum;
     uint32_t epoch = p->epoch ? p->epoch : 1;
     *restart = false;
-    if (p->failed_epoch < epoch && GUARD(restart_once))
-        return epoch;
-    if (!p->failed_epoch)
+    if (!p->failed_epoch || (p->failed_epoch < epoch && GUARD(restart_once)))
         return epoch;
     if (p->backoff_until_ns > r->now && GUARD(restart_backoff)) {
         rec_requeue(r, p->backoff_until_ns);
         return epoch;
     }
     *restart = true;
-    return p->failed_epoch + 1;
+    return (GUARD(restart_once) ? p->failed_epoch : epoch) + 1;
 }
 
 /* The start barrier, and the epoch on every pod. */

@@ -15,7 +15,7 @@ static struct rec_counts count(const struct rec *r, enum rec_role role)
         if (p->role != role || !rec_live(p))
             continue;
         c.current++;
-        c.ready += p->ready && GUARD(ready_whole);
+        c.ready += p->ready;
         c.updated += rec_current(r, p, role);
     }
     return c;
