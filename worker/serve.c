@@ -312,8 +312,8 @@ static int follow(struct worker *w, struct err *e)
     signal(SIGTERM, SIG_IGN);
     signal(SIGINT, SIG_IGN);
     log_info("following", LI("rank", w->team.rank),
-             LI("weight_bytes", model_weight_bytes(w->model)), LI("kv_blocks", w->budget.n_blocks),
-             LI("kv_bytes", w->pool.len));
+             LI("weight_bytes", model_shard_weight_bytes(w->model)),
+             LI("kv_blocks", w->budget.n_blocks), LI("kv_bytes", w->pool.len));
     if (w->launcher)
         launcher_status(w->launcher, w->start.role, true, false, false, 0);
     int rc =

@@ -289,7 +289,7 @@ void group_report(const struct group *g, struct group_report *r)
                                .tensor_rank = s->tensor_rank,
                                .stage = s->stage,
                                .pid = getpid(),
-                               .weight_bytes = model_weight_bytes(g->c.model),
+                               .weight_bytes = model_shard_weight_bytes(g->c.model),
                                .kv_block_bytes = model_work_kv(g->work)->block_bytes};
     if (g->tensor)
         comm_stats(g->tensor, &r->tensor);

@@ -179,7 +179,7 @@ const struct model_part *model_part(const struct model *m)
     return &m->part;
 }
 
-uint64_t model_weight_bytes(const struct model *m)
+uint64_t model_shard_weight_bytes(const struct model *m)
 {
     const struct image_header *h = (const struct image_header *)(const void *)m->image;
     return h->bytes - image_head_bytes(h->n_entries);

@@ -57,7 +57,7 @@ int model_shard_load(const char *path, const char *isa, const struct model_shard
                      struct model **out, struct err *e) MUST_CHECK;
 const struct model_shard *model_shard_of(const struct model *m);
 const struct model_part *model_part(const struct model *m);
-uint64_t model_weight_bytes(const struct model *m); /* of tensors, without header */
+uint64_t model_shard_weight_bytes(const struct model *m); /* of tensors, without header */
 
 /* KV of a part: model_kv_init with its layers and KV heads. */
 int model_kv_part(struct model_kv *kv, const struct model_config *c, const struct model_part *p,

@@ -90,15 +90,15 @@ static void the_weights_are_split_not_copied(void **state)
     struct model *m = NULL;
     struct err e = {0};
     assert_int_equal(model_load(path, NULL, &m, &e), 0);
-    uint64_t whole = model_weight_bytes(m);
+    uint64_t whole = model_shard_weight_bytes(m);
     model_free(m);
     for (size_t i = 0; i < LAYOUTS; i++) {
         uint64_t sum = 0, most = 0;
         for (uint32_t r = 0; r < model_layout_ranks(&layouts[i]); r++) {
             struct model_shard s = model_layout_shard(&layouts[i], r);
             assert_int_equal(model_shard_load(path, NULL, &s, &m, &e), 0);
-            sum += model_weight_bytes(m);
-            most = model_weight_bytes(m) > most ? model_weight_bytes(m) : most;
+            sum += model_shard_weight_bytes(m);
+            most = model_shard_weight_bytes(m) > most ? model_shard_weight_bytes(m) : most;
             model_free(m);
         }
         assert_true(sum >= whole && sum < whole + whole / 5);
