@@ -76,6 +76,10 @@ static const struct conf_opt opts[] = {
      "how rows go to experts at other ranks: auto, latency or throughput", "WAY"},
     {"--dispatch-type", "BATON_DISPATCH_TYPE", CONF_STR, O(dispatch_type), "f32", 0, 0,
      "what they travel as: f32 or fp8", "TYPE"},
+    {"--redundant-experts", "BATON_REDUNDANT_EXPERTS", CONF_U64, O(redundant), "0", 0, 64,
+     "copies of other ranks' experts that a rank keeps of each layer", "N"},
+    {"--balance-steps", "BATON_BALANCE_STEPS", CONF_U64, O(balance_steps), "1000", 1, 1 << 30,
+     "steps after which they are chosen anew", "N"},
     {"--pods", "BATON_PODS", CONF_U64, O(pods), "1", 1, 64, "pods of the group", "N"},
     {"--rank", "BATON_RANK", CONF_U64, O(rank), "0", 0, 63, "whose weights --plan and --fill mean",
      "N"},
@@ -143,7 +147,9 @@ int options_dispatch(const struct options *o, struct model_group *out, struct er
     static const char *const ways[] = {[MODEL_DISPATCH_AUTO] = "auto",
                                        [MODEL_DISPATCH_THROUGHPUT] = "throughput",
                                        [MODEL_DISPATCH_LATENCY] = "latency"};
-    struct model_group g = {.dispatch_fp8 = strcmp(o->dispatch_type, "fp8") == 0};
+    struct model_group g = {.dispatch_fp8 = strcmp(o->dispatch_type, "fp8") == 0,
+                            .redundant = (uint32_t)o->redundant,
+                            .balance_steps = (uint32_t)o->balance_steps};
     if (!g.dispatch_fp8 && strcmp(o->dispatch_type, "f32") != 0)
         return err_set(e, EINVAL, "--dispatch-type \"%s\": f32 or fp8", o->dispatch_type);
     for (size_t i = 0; i < sizeof ways / sizeof *ways; i++)

@@ -13,7 +13,7 @@ struct options {
     const char *log_level, *log_format, *model_name, *dispatch, *dispatch_type;
     uint64_t http_port, xfer_port, threads, cpu_limit_milli, memory_limit_bytes;
     uint64_t kv_bytes, block_tokens, max_context, max_rows, max_running, max_queue, drain_s;
-    uint64_t tp, pp, ep, dp, pods, rank;
+    uint64_t tp, pp, ep, dp, pods, rank, redundant, balance_steps;
     uint64_t launcher_fd, weights_fd, comm_fd, comm_port, stuck_ms;
 };
 
@@ -30,7 +30,8 @@ options_threads(const struct options *o); /* min(limit, cgroup quota, allowed CP
 int options_kv_dtype(const struct options *o, enum model_kv_dtype *out, struct err *e) MUST_CHECK;
 
 struct model_layout options_layout(const struct options *o);
-/* How rows go to experts at other ranks: the fields dispatch and dispatch_fp8 of *out. */
+/* How rows go to experts at other ranks: dispatch, dispatch_fp8, redundant, balance_steps of *out.
+ */
 int options_dispatch(const struct options *o, struct model_group *out, struct err *e) MUST_CHECK;
 
 struct budget {
