@@ -67,7 +67,23 @@ static void read_sample(const json_t *o, struct scale_sample *s)
     };
 }
 
-static void read_report(struct report *r, const json_t *o)
+static void keep_busy(struct load *l, const struct scale_sample *s, uint64_t now)
+{
+    struct busy *b;
+    if (!*s->pod_uid)
+        return;
+    HASH_FIND_STR(l->busy, s->pod_uid, b);
+    if (!b) {
+        size_t n = strlen(s->pod_uid) + 1;
+        b = xcalloc(1, sizeof *b + n);
+        memcpy(b->uid, s->pod_uid, n);
+        HASH_ADD_STR(l->busy, uid, b);
+    }
+    b->heard_ns = now;
+    b->requests = s->running + s->waiting;
+}
+
+static void read_report(struct load *l, struct report *r, const json_t *o)
 {
     static const char *const roles[] = {"roles.prefill.samples", "roles.decode.samples",
                                         "roles.unified.samples", "roles.standby.samples"};
@@ -88,6 +104,8 @@ static void read_report(struct report *r, const json_t *o)
         for (size_t i = 0; i < json_array_size(list) && r->n < n; i++)
             read_sample(json_array_get(list, i), &r->samples[r->n++]);
     }
+    for (size_t i = 0; i < r->n; i++)
+        keep_busy(l, &r->samples[i], r->heard_ns);
 }
 
 static void on_answer(const struct http_response *res, void *ctx)
@@ -96,7 +114,7 @@ static void on_answer(const struct http_response *res, void *ctx)
     if (res->status == 200 && !res->error) {
         CLEANUP(json_decrefp) json_t *o = json_parse(res->body, SCALING_BODY_MAX, 0, NULL);
         if (json_is_object(o))
-            read_report(report_of(a->load, a->key), o);
+            read_report(a->load, report_of(a->load, a->key), o);
     }
     a->load->asking--;
     free(a->key);
@@ -171,6 +189,17 @@ void samples_ask(struct load *l)
     }
 }
 
+static void forget_busy(struct load *l, uint64_t now, uint64_t age_ns)
+{
+    struct busy *b, *tmp;
+    HASH_ITER (hh, l->busy, b, tmp) {
+        if (now - b->heard_ns < age_ns)
+            continue;
+        HASH_DEL(l->busy, b);
+        free(b);
+    }
+}
+
 void samples_forget(struct load *l, uint64_t now)
 {
     struct report *r, *tmp;
@@ -181,6 +210,7 @@ void samples_forget(struct load *l, uint64_t now)
         report_clear(r);
         free(r);
     }
+    forget_busy(l, now, FORGET_NS);
 }
 
 void samples_free(struct load *l)
@@ -191,22 +221,13 @@ void samples_free(struct load *l)
         report_clear(r);
         free(r);
     }
+    forget_busy(l, 0, 0);
 }
 
 uint32_t load_of_pod(const struct ctl *c, const char *uid)
 {
-    const struct report *r, *tmp;
-    uint64_t newest = 0;
-    uint32_t running = 0;
-    if (!c->load || !uid)
-        return 0;
-    HASH_ITER (hh, c->load->reports, r, tmp) {
-        for (size_t i = 0; i < r->n; i++) {
-            if (r->heard_ns < newest || r->prometheus || strcmp(r->samples[i].pod_uid, uid) != 0)
-                continue;
-            newest = r->heard_ns;
-            running = r->samples[i].running + r->samples[i].waiting;
-        }
-    }
-    return running;
+    const struct busy *b = NULL;
+    if (c->load && uid)
+        HASH_FIND_STR(c->load->busy, uid, b);
+    return b ? b->requests : 0;
 }

@@ -344,7 +344,8 @@ static void gather(struct gather *g)
     HASH_FIND_STR(g->load->wakers, key, w);
     for (int i = 0; i < SCALE_ROLES; i++)
         gather_role(g, (enum rec_role)i);
-    kube_cache_each(g->load->ctl->pods, gather_pod, g);
+    kube_cache_each_labelled(g->load->ctl->pods, g->d->meta.namespace, g->d->meta.name, gather_pod,
+                             g);
     gather_reports(g);
     g->woken = w && w->woken_ns && g->now - w->woken_ns < SCALING_WOKEN_NS;
     if (g->woken && !g->held_requests)

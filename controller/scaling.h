@@ -36,6 +36,14 @@ struct report {
     char key[]; /* source, then deployment: "127.0.0.1:8080 default/chat" */
 };
 
+/* The requests in a worker, as the router that was heard last tells. */
+struct busy {
+    UT_hash_handle hh;
+    uint64_t heard_ns;
+    uint32_t requests;
+    char uid[];
+};
+
 /* What is kept for one WorkerPool. */
 struct pool {
     UT_hash_handle hh;
@@ -73,6 +81,7 @@ struct load {
     struct http_client *http;
     uv_timer_t timer;
     struct report *reports;
+    struct busy *busy;
     struct pool *pools;
     struct waker *wakers;
     struct decisions *decisions;
@@ -87,7 +96,6 @@ void samples_ask(struct load *l); /* every router for every deployment */
 void samples_forget(struct load *l, uint64_t now_ns);
 void samples_free(struct load *l);
 struct report *report_of(struct load *l, const char *key);
-void report_take(struct report *r, const struct report *from); /* moves the samples */
 void report_clear(struct report *r);
 
 /* promql.c: asks for every deployment with a spec.scaling.prometheus. */
