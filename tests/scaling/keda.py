@@ -130,6 +130,7 @@ def story(world, router):
         say(f"{role} has {number} groups ({load or 'no load'})")
     reach("prefill", 0, 90)
     reach("prefill", 1, 60, held=2)
+    wait(lambda: len(world.pods("prefill")) == 1 and world.sustain(), 30, "its pod")
     router.answer = load_of(world, waiting_tokens=2000)  # one worker, 2,000 tokens within 1 s at 800 tokens/s: 2.5 groups
     wait(lambda: world.scaled("prefill") == 3, 90, "prefill at 3")
     say("prefill has 3 groups (2,000 prompt tokens wait for one worker)")
