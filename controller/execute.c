@@ -248,6 +248,23 @@ static void turn_end(struct turn *t, bool ok)
     turn_free(t);
 }
 
+/* Is step i followed by another of its kind and role? Many pods in a row are one event, told at the
+ * last: events must not double the writes of a large deployment. */
+static bool same_next(const struct turn *t, size_t i)
+{
+    const struct step *s = &t->steps[i], *next = s + 1;
+    return i + 1 < t->n && s->kind == next->kind && s->role == next->role && !next->trouble &&
+           (s->kind == REC_CREATE_POD || s->kind == REC_DELETE_POD);
+}
+
+static size_t in_a_row(const struct turn *t, size_t last)
+{
+    size_t n = 1;
+    while (last >= n && same_next(t, last - n))
+        n++;
+    return n;
+}
+
 static void tell(struct turn *t, const struct step *s)
 {
     static const struct {
@@ -272,8 +289,13 @@ static void tell(struct turn *t, const struct step *s)
     for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
         if (words[i].kind != s->kind)
             continue;
-        snprintf(note, sizeof note, "%s (%s)", s->why, s->name);
-        kube_event(t->ctl->events, &about, "Normal", words[i].reason, words[i].action, note);
+        size_t at = (size_t)(s - t->steps), n = in_a_row(t, at);
+        if (n == 1)
+            snprintf(note, sizeof note, "%s (%s)", s->why, s->name);
+        else
+            snprintf(note, sizeof note, "%s (%s, the last of %zu)", s->why, s->name, n);
+        if (!same_next(t, at))
+            kube_event(t->ctl->events, &about, "Normal", words[i].reason, words[i].action, note);
         log_info("acted", LS("infd", t->key), LS("action", rec_kind_name(s->kind)),
                  LS("object", s->name), LS("why", s->why));
     }

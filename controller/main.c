@@ -4,6 +4,7 @@
 #include "lib/base/conf.h"
 #include "lib/base/log.h"
 
+#include <malloc.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -41,6 +42,10 @@ int main(int argc, char **argv)
                 rc < 0 ? e.msg : "--log-level must be error, warn, info or debug");
         return 2;
     }
+    /* Large buffers are mapped and go when they are freed; by default that threshold grows with
+     * use. */
+    mallopt(M_MMAP_THRESHOLD, 256 * 1024);
+    mallopt(M_TRIM_THRESHOLD, 1024 * 1024);
     log_init("baton-controller", c.opts.log_format, level);
     signal(SIGPIPE, SIG_IGN);
     uv_loop_t loop;

@@ -5,6 +5,8 @@
 #include "lib/base/metrics.h"
 #include "lib/base/rng.h"
 
+#include <malloc.h>
+
 static void enqueue(struct ctl *c, const char *namespace, const char *infd)
 {
     if (!namespace || !infd)
@@ -96,8 +98,10 @@ static void begin_if_ready(struct ctl *c)
     rights_tell_all(c);
 }
 
+/* What a list of a whole cluster took on its way into the caches goes back to the system. */
 static void on_synced(void *ctx)
 {
+    malloc_trim(0);
     begin_if_ready(ctx);
 }
 
@@ -114,6 +118,7 @@ static void on_resync(uv_timer_t *t)
 {
     struct ctl *c = t->data;
     struct rng r = {rng_secret_u64()};
+    malloc_trim(0);
     begin_if_ready(c);
     uv_timer_start(t, on_resync, 300000 + rng_below(&r, 300000), 0);
 }
