@@ -142,6 +142,7 @@ json_t *revision_data(const struct kube_infd *d);
 json_t *revision_object(const struct kube_infd *d, const struct rec_action *a);
 /* The hash that pods of the role had in it; NULL when it had none. */
 const char *revision_of_role(const struct kube_revision *v, enum rec_role role);
+int32_t revision_pods(const struct kube_revision *v, enum rec_role role); /* of a group in it */
 /* The deployment as it was when pods of this role had this hash: its own metadata, the stored spec.
  * free(); NULL with *e when it is not stored. */
 struct kube_infd *revision_infd(const struct ctl *c, const struct kube_infd *d, enum rec_role role,

@@ -53,6 +53,11 @@ json_t *revision_object(const struct kube_infd *d, const struct rec_action *a)
             continue;
         pod_revision(d, infd_role_of(d, (enum rec_role)i), hash);
         json_object_set_new(labels, label_of((enum rec_role)i), json_string(hash));
+        int64_t pods = role_pods(infd_role_of(d, (enum rec_role)i));
+        CLEANUP(free_charp) char *key = xasprintf("%s-pods", label_of((enum rec_role)i));
+        CLEANUP(free_charp) char *n = xasprintf("%lld", (long long)pods);
+        if (pods > 1)
+            json_object_set_new(labels, key, json_string(n));
     }
     json_t *o =
         json_pack("{s:s, s:s, s:{s:s, s:s, s:o, s:[o]}, s:I, s:o}", "apiVersion",
@@ -64,11 +69,24 @@ json_t *revision_object(const struct kube_infd *d, const struct rec_action *a)
     return o;
 }
 
+static enum rec_role shape_of(const struct kube_revision *v, enum rec_role role)
+{
+    if (role != REC_STANDBY) /* a standby worker has the shape of the role that decodes */
+        return role;
+    return kube_label(&v->meta, label_of(REC_UNIFIED)) ? REC_UNIFIED : REC_DECODE;
+}
+
+int32_t revision_pods(const struct kube_revision *v, enum rec_role role)
+{
+    CLEANUP(free_charp) char *key = xasprintf("%s-pods", label_of(shape_of(v, role)));
+    const char *text = kube_label(&v->meta, key);
+    int64_t n;
+    return text && !str_to_i64(str_c(text), 1, 64, &n) ? (int32_t)n : 1;
+}
+
 const char *revision_of_role(const struct kube_revision *v, enum rec_role role)
 {
-    if (role == REC_STANDBY) /* the shape of the role that decodes */
-        role = kube_label(&v->meta, label_of(REC_UNIFIED)) ? REC_UNIFIED : REC_DECODE;
-    return kube_label(&v->meta, label_of(role));
+    return kube_label(&v->meta, label_of(shape_of(v, role)));
 }
 
 struct find {

@@ -256,8 +256,10 @@ static bool each_revision(const void *object, void *ctx)
                                  .uid = keep(b, v->meta.uid),
                                  .hash = keep(b, kube_label(&v->meta, LABEL_REVISION)),
                                  .number = v->number};
-    for (int i = 0; i < REC_ROLES; i++)
+    for (int i = 0; i < REC_ROLES; i++) {
         out->roles[i] = keep(b, revision_of_role(v, (enum rec_role)i));
+        out->sizes[i] = revision_pods(v, (enum rec_role)i);
+    }
     return true;
 }
 

@@ -110,6 +110,7 @@ struct rec_revision {
     const char *name, *uid, *hash;
     int64_t number;
     const char *roles[REC_ROLES]; /* the revision that pods of each role had in it; NULL: none */
+    int32_t sizes[REC_ROLES];     /* pods of a group; 0 reads as 1 */
 };
 #define REC_HISTORY 10 /* revisions kept */
 

@@ -157,6 +157,20 @@ static void flips(struct rec *r)
     }
 }
 
+/* No group is left to tell what the role had: what most of the deployment has. */
+static void revise_from_history(struct rec *r, struct rec_action *like)
+{
+    const struct rec_snapshot *s = r->s;
+    const char *current = r->plan->current ? r->plan->current : s->status_current;
+    for (size_t i = 0; current && i < s->n_revisions; i++) {
+        const struct rec_revision *v = &s->revisions[i];
+        if (strcmp(v->hash, current) != 0 || !v->roles[like->role])
+            continue;
+        like->revision = v->roles[like->role];
+        like->number = v->sizes[like->role] > 1 ? v->sizes[like->role] : 1;
+    }
+}
+
 /* The revision that a group made now should have: the wanted one; while the rollout is paused the
  * one that most groups of the role have, if it is known how to make it. */
 static void revise(struct rec *r, struct rec_action *like)
@@ -176,6 +190,8 @@ static void revise(struct rec *r, struct rec_action *like)
         like->revision = t->pod->revision;
         like->number = t->size;
     }
+    if (!most)
+        revise_from_history(r, like);
     like->epoch = like->number > 1 ? 1 : 0;
     like->gated = like->number > 1 && r->s->gang == REC_GANG_GATE;
 }
