@@ -3,6 +3,7 @@
 #include "controller/controller.h"
 
 #include <errno.h>
+#include <stdlib.h>
 
 /* The members of spec.<role> that stay out: numbers are no part of a revision. */
 static void keep_shape(json_t *spec)
@@ -31,7 +32,14 @@ json_t *revision_data(const struct kube_infd *d)
     if (drain)
         json_object_set_new(spec, "rollout", json_pack("{s:O}", "drainTimeout", drain));
     keep_shape(spec);
-    return json_pack("{s:o}", "spec", spec);
+    /* The API server compares the bytes of data, and a patch of the number writes them anew in
+     * order of keys: so they are in that order from the start. */
+    char *text = json_dumps(spec, JSON_COMPACT | JSON_SORT_KEYS);
+    ASSERT(text);
+    json_t *sorted = json_loads(text, 0, NULL);
+    free(text);
+    json_decref(spec);
+    return json_pack("{s:o}", "spec", sorted);
 }
 
 static const char *label_of(enum rec_role role)
