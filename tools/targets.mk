@@ -41,7 +41,7 @@ test: setup-test ## every test, with all set-up; ends with `N passed, N failed`
 	  "unit:unit:$(UNIT_TESTS)" \
 	  "unit:asan+ubsan:$(ASAN_TESTS)" \
 	  $(foreach d,$(PY_SUITES),"pytest:$(patsubst tests/%/,%,$(d)):$(d)") \
-	  "pytest:e2e:$(filter-out e2e/test_story.py,$(wildcard e2e/test_*.py))" \
+	  "pytest:e2e:$(filter-out e2e/test_story.py e2e/test_layouts.py,$(wildcard e2e/test_*.py))" \
 	  "pytest:real cluster:e2e/smoke.py"
 
 # Tests of what parses outside bytes, and of what moves memory about, run a second time under the sanitizers.
@@ -58,6 +58,10 @@ images: ## container images below 30 MB as archives in build/images, with their 
 e2e: setup-test ## the whole story on a real Kubernetes of several nodes (needs root, about half an hour); writes docs/reports/e2e.md
 	@$(SUBMAKE) build
 	@tools/report e2e "$(CACHE)/venv/bin/python -m pytest -q -s -p no:cacheprovider e2e/test_story.py"
+
+e2e-layouts: setup-test ## models over several ranks and pods through the custom resource, and ranks that are killed (a few minutes)
+	@$(SUBMAKE) build
+	@"$(CACHE)/venv/bin/python" -m pytest -q -s -p no:cacheprovider e2e/test_layouts.py
 
 e2e-smoke: setup-test ## a real Kubernetes of two nodes: helm install, answer, scale, uninstall (needs root; part of `make test`)
 	@$(SUBMAKE) build
