@@ -121,8 +121,16 @@ static int read_shape(const char *path, struct model *m, struct err *e)
     struct stat st;
     if (stat(path, &st))
         return err_set(e, errno, "%s: %s", path, strerror(errno));
+    struct str name = str_c(path);
+    if (str_ends(name, STR(".safetensors")) || str_ends(name, STR(".safetensors.index.json"))) {
+        const char *slash = strrchr(path, '/');
+        CLEANUP(free_charp)
+        char *beside = slash ? xasprintf("%.*s/config.json", (int)(slash - path), path)
+                             : xstrdup("config.json");
+        return shape_of_config(beside, m, e);
+    }
     if (!S_ISDIR(st.st_mode))
-        return str_ends(str_c(path), STR(".json")) ? 0 : shape_of_gguf(path, m, e);
+        return str_ends(name, STR(".json")) ? 0 : shape_of_gguf(path, m, e);
     CLEANUP(free_charp) char *gguf = gguf_in(path);
     if (gguf)
         return shape_of_gguf(gguf, m, e);

@@ -322,10 +322,16 @@ int tokenizer_encode(const struct tokenizer *t, struct str text, unsigned flags,
 static int find_file(const char *path, char out[4096], bool *gguf, struct err *e)
 {
     struct stat st;
+    struct str name = str_c(path);
     if (stat(path, &st))
         return err_set(e, errno, "%s: %s", path, strerror(errno));
     const char *inside = S_ISDIR(st.st_mode) ? "/tokenizer.json" : "";
-    if (snprintf(out, 4096, "%s%s", path, inside) >= 4096)
+    if (str_ends(name, STR(".safetensors")) || str_ends(name, STR(".safetensors.index.json"))) {
+        const char *slash = strrchr(path, '/'); /* weights: the tokenizer lies beside them */
+        name.n = slash ? (size_t)(slash - path) + 1 : 0;
+        inside = "tokenizer.json";
+    }
+    if (snprintf(out, 4096, STR_FMT "%s", STR_ARG(name), inside) >= 4096)
         return err_set(e, ENAMETOOLONG, "%s: the path is too long", path);
     FILE *f = fopen(out, "rbe");
     if (!f)

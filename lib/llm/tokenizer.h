@@ -1,8 +1,9 @@
 /* tokenizer.h: text to token ids and back, with the ids that Hugging Face `tokenizers` gives.
  *
  * Opened from a GGUF file (metadata only; weights are never read), from a tokenizer.json
- * (tokenizer_config.json and generation_config.json beside it are read when they exist), or from a
- * folder that holds one of them. Kinds: byte-level BPE (GPT-2, Llama 3, Qwen, SmolLM, StarCoder,
+ * (tokenizer_config.json and generation_config.json beside it are read when they exist), from a
+ * folder that holds one of them, or from a model's safetensors (or their index) beside one. Kinds:
+ * byte-level BPE (GPT-2, Llama 3, Qwen, SmolLM, StarCoder,
  * ... pre-tokenizers) and SentencePiece-style BPE (Gemma, Llama 2, Mistral) by merges or by scores,
  * with byte fallback. Special and added tokens are matched first. Input that is not UTF-8 is read
  * as Python's bytes.decode(errors="replace") reads it.

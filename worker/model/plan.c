@@ -71,7 +71,9 @@ static int plan_entry(const struct plan *p, uint32_t i, const struct slot_spec *
     enum mat_form form = 0, first = 0;
     struct slot_part part;
     struct source_tensor t;
-    for (uint32_t n = 0; n < s->parts; n++) {
+    /* GGUF stacks them in one tensor: the first and the last tell all. */
+    uint32_t step = source_is_hf(p->source) || s->parts < 2 ? 1 : s->parts - 1;
+    for (uint32_t n = 0; n < s->parts; n += step) {
         int rc = plan_part(p, i, s, s->part0 + n, &part, &t, e);
         if (rc < 0)
             return rc;
