@@ -113,7 +113,7 @@ def test_keda_drives_worker_pools(world, router, keda, tmp_path):
         story(world, router)
         say(f"done in {time.monotonic() - begin:.0f} s")
     except AssertionError:
-        print(keda.operator.log()[-3000:], keda.adapter.log()[-1500:])
+        print(f"controller: {c.proc.poll()}", c.log()[-1500:], keda.operator.log()[-3000:], keda.adapter.log()[-1500:])
         print(world.kubectl("describe", "scaledobject,hpa", check=False).stdout[-4000:])
         raise
     finally:

@@ -107,8 +107,8 @@ class Controller(controller_tests.Controller):
 
     def start(self):
         env = {**os.environ, "BATON_KUBECONFIG": str(self.kubeconfig), "BATON_NAMESPACE": self.ns}
-        self.proc = subprocess.Popen([BUILD / "bin/baton-controller", "--port", str(self.port), "--lease-seconds", "3",
-                                      "--renew-seconds", "2", "--retry-seconds", "1", "--log-level", "debug", *self.args],
+        self.proc = subprocess.Popen([BUILD / "bin/baton-controller", "--port", str(self.port), "--lease-seconds", "15",
+                                      "--renew-seconds", "10", "--retry-seconds", "1", "--log-level", "debug", *self.args],
                                      env=env, stderr=open(self.log_path, "ab"), start_new_session=True)
 
     def get(self, path, headers=None, method="GET", body=None):
