@@ -396,6 +396,7 @@ void net_drop(struct proc *p, bool silent)
     for (struct http_client *h = clients; h; h = h->next)
         for (struct http_call *c = h->calls, *next; h->proc == p && c; c = next) {
             next = c->next;
+            c->severed = !silent;
             if (!silent)
                 net_cut_in(c, rng_below(&(struct rng){(uint64_t)c->last_due}, 20) * NS_PER_MS);
             if (c->x && !p->alive)

@@ -6,4 +6,4 @@ sim_PKGS := sqlite3
 sim_PROG := baton-sim-control
 sim_OBJECTS_FIRST := yes
 sim_LDFLAGS := $(addprefix -Wl$(comma)--wrap=,clock_mono_ns clock_wall_ns rng_secret rng_secret_u64 watch_event \
-  tls_load_or_make sqlite3_step sqlite3_exec)
+  tls_load_or_make sqlite3_step sqlite3_exec metrics_collect)

@@ -166,6 +166,10 @@ static void deliver(void *arg)
         sim_at(hold - sim_now(), deliver, m);
         return;
     }
+    if (c->severed && m->kind != MSG_BREAK) {
+        msg_free(m);
+        return;
+    }
     if (reachable(c) && m->kind == MSG_HEAD) {
         c->status = m->status;
         if (c->r.on_headers && c->r.on_headers(c, m->status, c->r.ctx))
@@ -467,6 +471,7 @@ struct http_call *http_start(struct http_client *h, const struct http_request *r
         return c;
     }
     net_counts.requests++;
+    trace("req: %s %s %s", h->proc->name, c->method, c->url);
     c->lose_request = draw(net_faults.lose_request);
     if (c->lose_request) {
         net_counts.lost_requests++;

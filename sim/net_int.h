@@ -45,6 +45,7 @@ struct http_call {
     struct pair *answer_headers;
     int status;
     bool watch, listing, watch_cut, damaged, lose_request, cancelled, ended;
+    bool severed; /* nothing but its end will arrive */
     unsigned refs;
     uint64_t last_due; /* of the messages to the client: their order is kept */
     struct {

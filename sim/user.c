@@ -42,12 +42,19 @@ static const char *image(unsigned revision)
     return text;
 }
 
+/* Not both may be zero. */
+static json_t *rollout(void)
+{
+    int unavailable = (int)below(3), surge = (int)below(3);
+    return json_pack("{s:i, s:i, s:s}", "maxUnavailable", unavailable, "maxSurge",
+                     unavailable || surge ? surge : 1, "drainTimeout", "60s");
+}
+
 static json_t *make_spec(unsigned a, unsigned b)
 {
-    json_t *s = json_pack("{s:{s:s, s:s}, s:{s:s}, s:{s:i, s:i, s:s}}", "model", "name", "m",
-                          "source", "file:///var/lib/baton/models/m.gguf", "engine", "image",
-                          image(U.revision), "rollout", "maxUnavailable", (int)below(3), "maxSurge",
-                          (int)below(3), "drainTimeout", "60s");
+    json_t *s = json_pack("{s:{s:s, s:s}, s:{s:s}, s:o}", "model", "name", "m", "source",
+                          "file:///var/lib/baton/models/m.gguf", "engine", "image",
+                          image(U.revision), "rollout", rollout());
     if (U.external)
         json_object_set_new(s, "scaling", json_pack("{s:s}", "mode", "External"));
     if (U.unified) {
@@ -59,13 +66,16 @@ static json_t *make_spec(unsigned a, unsigned b)
     return s;
 }
 
-static int create(const char *name, json_t *spec)
+static void create(const char *name, json_t *spec)
 {
-    return net_call("user", "POST", INFDS, NULL,
-                    json_pack("{s:s, s:s, s:{s:s}, s:O}", "apiVersion",
-                              "serving.baton.dev/v1alpha1", "kind", "InferenceDeployment",
-                              "metadata", "name", name, "spec", spec),
-                    NULL);
+    CLEANUP(json_decrefp) json_t *answer = NULL;
+    int status =
+        net_call("user", "POST", INFDS, NULL,
+                 json_pack("{s:s, s:s, s:{s:s}, s:O}", "apiVersion", "serving.baton.dev/v1alpha1",
+                           "kind", "InferenceDeployment", "metadata", "name", name, "spec", spec),
+                 &answer);
+    if (status != 201)
+        check_fail("the InferenceDeployment was refused: %s", json_str_at(answer, "message", ""));
 }
 
 static void create_chat(void *arg)
@@ -143,8 +153,7 @@ static void roll_and_scale(void)
 
 static void budget(void)
 {
-    patch_chat(json_pack("{s:{s:i, s:i}}", "rollout", "maxUnavailable", (int)below(3), "maxSurge",
-                         (int)below(3)));
+    patch_chat(json_pack("{s:o}", "rollout", rollout()));
 }
 
 static void standby(void)
