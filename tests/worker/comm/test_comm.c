@@ -197,6 +197,7 @@ static void communicators_of_one_group_do_not_disturb_each_other(void **state)
 struct fate {
     uint64_t seen_ns; /* when the rank saw the group fail */
     int code;
+    volatile bool works; /* it has come some way */
     char why[200];
 };
 
@@ -211,6 +212,7 @@ static int reduce_for_ever(struct comm *c, struct ranks *r, void *arg)
         if (i == 50 && comm_rank(c) == stuck)
             sleep(4);
         rc = comm_all_reduce(c, x, 1000, &e);
+        f->works = i > 3;
     }
     f->seen_ns = clock_mono_ns();
     f->code = rc;
@@ -218,6 +220,14 @@ static int reduce_for_ever(struct comm *c, struct ranks *r, void *arg)
     if (comm_barrier(c, &e) != -EPIPE) /* nothing works again */
         return 2;
     return 9;
+}
+
+static void await_work(const struct ranks *r)
+{
+    const struct fate *f = (const struct fate *)(const void *)r->shared;
+    for (uint32_t i = 0; i < r->n; i++)
+        while (!f[i].works)
+            usleep(1000);
 }
 
 static void check_fates(const struct ranks *r, uint32_t dead, uint64_t from_ns, uint64_t within_ns,
@@ -245,7 +255,7 @@ static void when_a_rank_is_killed_all_fail_within_two_seconds_with_one_reason(vo
         uint32_t dead = k % 3 == 2 ? 3 : k % 3;
         ranks_init(&r, 4, k < 3 ? 4 : 2, 4 * sizeof(struct fate));
         ranks_start(&r, reduce_for_ever, NULL);
-        usleep(300000);
+        await_work(&r);
         uint64_t t = clock_mono_ns();
         kill(r.pids[dead], SIGKILL);
         ranks_wait(&r, codes);
@@ -264,7 +274,7 @@ static void a_stopped_rank_is_named_by_its_silence(void **state)
     ranks_init(&r, 4, 2, 4 * sizeof(struct fate));
     r.silent_ms = 1500;
     ranks_start(&r, reduce_for_ever, NULL);
-    usleep(500000);
+    await_work(&r);
     uint64_t t = clock_mono_ns();
     kill(r.pids[3], SIGSTOP);
     int codes[RANKS_MAX], status;
@@ -295,6 +305,11 @@ static void the_watchdog_names_the_rank_that_does_not_come(void **state)
 
 static int one_fails(struct comm *c, struct ranks *r, void *arg)
 {
+    struct err e = {0};
+    float x = 0;
+    for (int i = 0; i < 3; i++) /* then everybody has left comm_join */
+        if (comm_all_reduce(c, &x, 1, &e))
+            return 3;
     if (comm_rank(c) == 1)
         comm_fail(c, "rank 1 ran out of luck");
     return reduce_for_ever(c, r, arg);
