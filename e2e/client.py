@@ -37,7 +37,7 @@ class Client:
 
     async def request(self, kind, lane, prompt, max_tokens):
         r = {"kind": kind, "lane": lane, "prompt": prompt, "max_tokens": max_tokens, "start": time.time(), "last": None, "tokens": 0,
-             "finish": None, "error": None, "status": 0, "headers": {}, "text": []}
+             "finish": None, "error": None, "status": 0, "headers": {}, "text": [], "gap": 0.0}
         writer = None
         try:
             reader, writer = await self.connect()
@@ -83,8 +83,10 @@ class Client:
             for choice in o.get("choices", []):
                 if piece := choice.get("delta", {}).get("content"):
                     text += piece
+                    now = time.time()
+                    r["gap"] = max(r["gap"], now - (r["last"] or now))
                     r["tokens"] += 1
-                    r["last"] = time.time()
+                    r["last"] = now
                     while len(text) >= 64 * (len(r["text"]) + 1):
                         r["text"].append(hashlib.sha256(text[:64 * (len(r["text"]) + 1)].encode()).hexdigest()[:12])
                 r["finish"] = choice.get("finish_reason") or r["finish"]
@@ -129,7 +131,7 @@ def main():
     p.add_argument("--streams", type=int, default=8)
     p.add_argument("--seconds", type=float, default=70)
     p.add_argument("--short", type=float, default=2, help="short requests a second")
-    p.add_argument("--silence", type=float, default=30, help="seconds without a byte that end a request as failed")
+    p.add_argument("--silence", type=float, default=120, help="seconds without a byte that end a request as failed")
     asyncio.run(Client(p.parse_args()).run())
 
 

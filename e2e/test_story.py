@@ -215,7 +215,7 @@ def test_05_batons_rule_scales_a_pool_from_prometheus(story):
     b = story.baton
     with story.phase("scale by Baton's rule from Prometheus: decode 2 → 3 → 2") as note:
         query, up = prometheus(story)
-        note(f"Prometheus scrapes {up} pods; workers as routers see them: {len(query('baton_router_worker_running_requests'))} series")
+        note(f"Prometheus scrapes {up} pods; workers as routers see them: {len(query('baton_router_worker_requests_running'))} series")
         before = {w["name"] for w in b.workers("decode")}
         started = time.monotonic()
         rule = {"mode": "Baton", "prometheus": {"url": "http://10.200.0.1:9090"}, "downWindow": "20s"}
@@ -315,11 +315,12 @@ def test_20_the_client_saw_no_failure(story):
     failed = [r for r in requests if r["error"] or r["status"] != 200 or r["finish"] != "length"]
     excused = [r for r in failed if story.excused(r)]
     print(f"\n## The external client\n- {len(requests)} requests, of them {len(streams)} streams of which "
-          f"{sum(r['end'] - r['start'] >= SECONDS for r in streams)} lasted at least {SECONDS} s; {len(failed)} failed, {len(excused)} excused")
+          f"{sum(r['end'] - r['start'] >= SECONDS for r in streams)} lasted at least {SECONDS} s; {len(failed)} failed, {len(excused)} excused; longest silence within a stream {max(r['gap'] for r in streams):.1f} s")
     for name, start, end, _ in story.phases[2:]:
         spanning = story.spanning(start, end)
         bad = [r for r in failed if r["start"] < end and r["end"] > start]
-        print(f"- {name}: {len(spanning)} streams of at least {SECONDS} s over it, {len(bad)} failed")
+        gap = max([r["gap"] for r in requests if r["start"] < end and r["end"] > start and r["kind"] == "stream"], default=0)
+        print(f"- {name}: {len(spanning)} streams of at least {SECONDS} s over it, {len(bad)} failed, longest silence {gap:.1f} s")
         assert len({r["lane"] for r in spanning}) >= STREAMS, f"too few streams over {name}"
     for r in failed:
         print("- failed:", {k: r[k] for k in ("kind", "status", "error", "tokens", "start", "end", "headers")})
