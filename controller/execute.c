@@ -11,6 +11,10 @@
 
 #define ARENA_MAX (64u << 20)
 
+/* Bodies of requests that wait cost memory (a pod's about 30 KB): a long plan is carried out in
+ * parts, each decided anew. Any prefix of a plan is sound. */
+#define STEPS_MAX 32
+
 struct turn {
     struct ctl *ctl;
     char *key, *namespace, *infd, *infd_uid, *infd_rv;
@@ -441,13 +445,14 @@ void execute_work(struct queue *q, const char *key, void *ctx)
         turn_end(t, false);
         return;
     }
-    t->steps = xcalloc(plan.n + 1, sizeof *t->steps);
-    for (size_t i = 0; i < plan.n; i++)
+    size_t n = plan.n < STEPS_MAX ? plan.n : STEPS_MAX;
+    t->steps = xcalloc(n + 1, sizeof *t->steps);
+    for (size_t i = 0; i < n; i++)
         prepare(t, d, &plan, &plan.actions[i]);
     observe("baton_controller_decide_seconds",
             "Time from the caches to requests that are ready: snapshot, plan, bodies.",
             t->started_ns);
-    t->requeue_ms = delay_ms(plan.requeue_at_ns, now);
+    t->requeue_ms = n < plan.n ? 1 : delay_ms(plan.requeue_at_ns, now);
     arena_fini(&a);
     next(t);
 }
