@@ -462,6 +462,13 @@ EMU_RUNTIME void fresh_block(Kept *kept)
 #endif
 }
 
+EMU_RUNTIME void place_block(uint64_t i)
+{
+    Block &b = block_now;
+    b.at = {(unsigned)(i % b.grid.x), (unsigned)(i / b.grid.x % b.grid.y),
+            (unsigned)(i / b.grid.x / b.grid.y)};
+}
+
 inline void launch_thread(Launch *launch)
 {
     unsigned n = launch->block.x * launch->block.y * launch->block.z;
@@ -495,8 +502,7 @@ inline void launch_thread(Launch *launch)
         lanes[i].stack = stack + (size_t)STACK_BYTES * i;
     uint64_t blocks = (uint64_t)b.grid.x * b.grid.y * b.grid.z;
     for (uint64_t i; (i = launch->next.fetch_add(1, std::memory_order_relaxed)) < blocks;) {
-        b.at = {(unsigned)(i % b.grid.x), (unsigned)(i / b.grid.x % b.grid.y),
-                (unsigned)(i / b.grid.x / b.grid.y)};
+        place_block(i);
         choose_order(i);
         fresh_block(&kept);
         run_block();

@@ -124,7 +124,8 @@ static int tear_down(void **state)
 
 static void each_order(void (*test)(void))
 {
-    for (size_t i = 0; i < ORDERS; i++) {
+    size_t n = getenv("EMU_QUICK") ? 1 : ORDERS; /* ThreadSanitizer needs no other order */
+    for (size_t i = ORDERS - n; i < ORDERS; i++) {
         setenv("EMU_ORDER", orders[i], 1);
         test();
     }
@@ -336,9 +337,9 @@ static void conversions_round_as_the_hardware_does(void **state)
 {
     (void)state;
     enum { D = 128, ROWS = 512 };
-    struct cache c = cache_new(1, 32, 1, D, false);
+    struct cache c = cache_new(ROWS / 32, 32, 1, D, false);
     float *qkv = room((size_t)ROWS * 3 * D * 4), *cs = room(32 * D * 4);
-    uint32_t *zero = room(ROWS * 4);
+    uint32_t *positions = room(ROWS * 4), *sequences = room(ROWS * 4);
     uint16_t *q = room(ROWS * D * 2);
     for (uint32_t i = 0; i < ROWS * D;
          i++) { /* each f16 value, and the middle between it and the next */
@@ -347,8 +348,8 @@ static void conversions_round_as_the_hardware_does(void **state)
     }
     struct rope_args r = {.qkv = qkv,
                           .cs = cs,
-                          .positions = zero,
-                          .sequences = zero,
+                          .positions = positions,
+                          .sequences = sequences,
                           .q = q,
                           .kv = c.view,
                           .heads = 1,
@@ -362,7 +363,7 @@ static void conversions_round_as_the_hardware_does(void **state)
         if (isfinite(x) && q[i] != to_f16(x))
             fail_msg("%.9g became f16 %04x, not %04x", (double)x, q[i], to_f16(x));
     }
-    give(qkv), give(cs), give(zero), give(q);
+    give(qkv), give(cs), give(positions), give(sequences), give(q);
     cache_free(&c);
 }
 
