@@ -103,8 +103,9 @@ class Running:
     def __init__(self, name, kubeconfig, ns, node="n1", *args):
         self.host, self.port, self.folder = loopback(), free_port(), tempfile.TemporaryDirectory(prefix="baton-rbac-")
         self.path = pathlib.Path(self.folder.name)
-        env = {**os.environ, "BATON_KUBECONFIG": str(kubeconfig), "BATON_POD_IP": self.host, "BATON_NODE_NAME": node,
-               "BATON_AGENT_DIR": self.folder.name, "BATON_MODELS_DIR": self.folder.name, "BATON_WEIGHTS_BUDGET": "64Mi"}
+        env = {**os.environ, "BATON_KUBECONFIG": str(kubeconfig), "BATON_POD_IP": self.host, "BATON_NODE_NAME": node}
+        if name == "agent":
+            env |= {"BATON_AGENT_DIR": self.folder.name, "BATON_MODELS_DIR": self.folder.name, "BATON_WEIGHTS_BUDGET": "64Mi"}
         env.pop("BATON_POD_NAMESPACE", None)
         self.proc = subprocess.Popen([program(f"baton-{name}"), "--port", str(self.port), *args], env=env, start_new_session=True,
                                      stderr=open(self.path / "log", "ab"), stdin=subprocess.DEVNULL)
