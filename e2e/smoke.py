@@ -75,6 +75,7 @@ def test_uninstall_leaves_nothing(baton):
     eventually(lambda: not baton.get("pods", "-l", "serving.baton.dev/infd")["items"], 120, message="no worker pods")
     baton.uninstall()
     baton.cluster.kubectl("delete", "-f", ROOT / "charts/baton/crds", "--wait", timeout=180)  # Helm leaves CRDs to people
+    eventually(lambda: not baton.get("pods")["items"], 90, message="the end of all pods")  # routers linger
     assert [n for n in everything(baton) if not n.startswith(("lease", "namespace"))] == [], "left after helm uninstall"
     baton.cluster.kubectl("delete", "namespace", NAMESPACE, "--wait", timeout=180)  # with the Lease of the controllers' election
     assert everything(baton) == [], "left after the namespace"
