@@ -64,15 +64,17 @@ json_t *static_pod(const struct cluster *c, const char *name)
     bool agent = strcmp(name, "agent") == 0;
     int port = agent ? 8091 : strcmp(name, "controller") == 0 ? 8090 : (int)c->router_port;
     CLEANUP(free_charp) char *program = xasprintf("baton-%s", name);
+    CLEANUP(free_charp) char *port_text = xasprintf("%d", port);
     json_t *container =
         json_pack("{s:s, s:s, s:[s], s:o, s:o, s:o, s:o}", "name", name, "image", "baton",
                   "command", program, "env", environment(c, name), "startupProbe",
                   probe("/healthz", port, 1, 60), "readinessProbe", probe("/readyz", port, 1, 2),
                   "livenessProbe", probe("/healthz", port, 10, 6));
     json_t *pod =
-        json_pack("{s:s, s:s, s:{s:s, s:s, s:{s:s}}, s:{s:b, s:i, s:s, s:[o]}}", "apiVersion", "v1",
-                  "kind", "Pod", "metadata", "name", program, "namespace", SYSTEM_NAMESPACE,
-                  "labels", "app.kubernetes.io/name", program, "spec",
+        json_pack("{s:s, s:s, s:{s:s, s:s, s:{s:s}, s:{s:s, s:s}}, s:{s:b, s:i, s:s, s:[o]}}",
+                  "apiVersion", "v1", "kind", "Pod", "metadata", "name", program, "namespace",
+                  SYSTEM_NAMESPACE, "labels", "app.kubernetes.io/name", program, "annotations",
+                  "prometheus.io/scrape", "true", "prometheus.io/port", port_text, "spec",
                   "automountServiceAccountToken", 0, "terminationGracePeriodSeconds", 10,
                   "priorityClassName", "system-node-critical", "containers", container);
     if (strcmp(name, "router") == 0) { /* it reads tokenizers where workers read weights */

@@ -48,11 +48,23 @@ static json_t *labels(const struct kube_infd *d, const struct rec_action *a)
     return l;
 }
 
+/* Rank 0 has the metrics of its group; an engine of another kind has them at its own port. */
+static json_t *scraped(const struct kube_infd *d, const struct rec_action *a)
+{
+    json_t *ann = annotations(a);
+    if (a->index == 0) {
+        json_object_set_new(ann, "prometheus.io/scrape", json_string("true"));
+        text_of(ann, "prometheus.io/port",
+                d->engine_template && d->engine_port ? d->engine_port : 8000);
+    }
+    return ann;
+}
+
 json_t *group_metadata(const struct kube_infd *d, const struct rec_action *a)
 {
     json_t *m =
         json_pack("{s:s, s:s, s:o, s:o, s:[o]}", "name", a->name, "namespace", d->meta.namespace,
-                  "labels", labels(d, a), "annotations", annotations(a), "ownerReferences",
+                  "labels", labels(d, a), "annotations", scraped(d, a), "ownerReferences",
                   object_owner(kube_infds.api, kube_infds.kind, d->meta.name, d->meta.uid));
     ASSERT(m);
     return m;
