@@ -68,7 +68,7 @@ def test_the_model_name_can_not_change_but_the_source_can(world):
 def test_defaults_are_filled_in(world):
     world.apply(infd())
     spec = world.get("infd", "chat")["spec"]
-    assert spec["scaling"] == {"mode": "Baton", "downWindow": "120s"}
+    assert spec["scaling"] == {"mode": "Baton", "downWindow": "120s", "capacity": "Known"}
     assert spec["routing"] == {"disaggregation": "auto", "policy": "cost"}
     assert spec["kvCache"] == {"blockTokens": 32, "dtype": "f16"}
     assert spec["rollout"] == {"maxUnavailable": 0, "maxSurge": 1, "drainTimeout": "300s"}

@@ -17,7 +17,7 @@ CACHE = pathlib.Path(os.environ.get("BATON_CACHE", pathlib.Path.home() / ".cache
 KUBECTL = next((p for p in (CACHE / "bin/kubectl", CACHE / "k8s/kubectl") if p.exists()), "kubectl")
 
 
-def wait_for(what, seconds=15, message="condition"):
+def wait_for(what, seconds=45, message="condition"):
     end = time.monotonic() + seconds
     last = None
     while time.monotonic() < end:
