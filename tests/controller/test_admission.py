@@ -71,8 +71,8 @@ def test_defaults_are_filled_in(world):
     assert spec["scaling"] == {"mode": "Baton", "downWindow": "120s", "capacity": "Known"}
     assert spec["routing"] == {"disaggregation": "auto", "policy": "cost"}
     assert spec["kvCache"] == {"blockTokens": 32, "dtype": "f16"}
-    assert spec["rollout"] == {"maxUnavailable": 0, "maxSurge": 1, "drainTimeout": "300s"}
-    assert spec["decode"]["parallelism"] == {"tensor": 1, "pipeline": 1, "expert": 1, "data": 1}
+    assert spec["rollout"] == {"maxUnavailable": 0, "maxSurge": 1, "drainTimeout": "300s", "paused": False}
+    assert spec["decode"]["parallelism"] == {"tensor": 1, "pipeline": 1, "expert": 1, "data": 1, "pods": 1}
 
 
 def test_short_names_and_categories_work(world):
