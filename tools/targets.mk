@@ -25,7 +25,9 @@ up: setup ## keep a local cluster running with the deployment `chat` (kubeconfig
 down: ## end what `make up` started
 	@$(BUILD)/bin/baton down --data build/up
 
-SLOW_UNIT := $(addprefix $(BUILD)/tests/,$(addprefix worker/model/test_,golden invariance score) worker/layout/test_models lib/xfer/test_storm)
+# Real models as up to eight processes: a target of its own (test-layouts); small models in every layout are in `make test`.
+LONG_UNIT := $(BUILD)/tests/worker/layout/test_models
+SLOW_UNIT := $(LONG_UNIT) $(addprefix $(BUILD)/tests/,$(addprefix worker/model/test_,golden invariance score) worker/gpu/test_gpu_model lib/xfer/test_storm)
 check: ## quick checks before a commit (under a minute): build, include direction, sizes, fast unit tests
 	@$(SUBMAKE) build tests-build
 	@tools/run-tests --log $(BUILD)/test "run:include direction:tools/check-includes" "run:sizes:tools/check-size" \
@@ -38,7 +40,7 @@ test: setup-test ## every test, with all set-up; ends with `N passed, N failed`
 	@$(SUBMAKE) SAN=asan asan-tests
 	@tools/run-tests --log build/test \
 	  "run:include direction:tools/check-includes" "run:sizes:tools/check-size" "run:format:tools/format --check" "run:resource reference:tools/crd-docs --check" \
-	  "unit:unit:$(UNIT_TESTS)" \
+	  "unit:unit:$(filter-out $(LONG_UNIT),$(UNIT_TESTS))" \
 	  "unit:asan+ubsan:$(ASAN_TESTS)" \
 	  $(foreach d,$(PY_SUITES),"pytest:$(patsubst tests/%/,%,$(d)):$(d)") \
 	  "pytest:e2e:$(filter-out e2e/test_story.py e2e/test_layouts.py,$(wildcard e2e/test_*.py))" \
@@ -50,6 +52,20 @@ ASAN_DIRS := lib/base lib/json lib/io lib/llm lib/wire lib/xfer lib/kube lib/dec
 NO_ASAN := $(addprefix tests/worker/model/test_,$(addsuffix .c,invariance golden score))
 ASAN_TESTS = $(foreach t,$(filter-out $(NO_ASAN),$(wildcard $(addprefix tests/,$(addsuffix /test_*.c,$(ASAN_DIRS))))),build/asan/$(t:.c=))
 asan-tests: $(ASAN_TESTS)
+
+test-layouts: setup-test ## the real models in every tensor and pipeline layout, teacher-forced (many minutes)
+	@$(SUBMAKE) tests-build
+	@tools/run-tests --log build/test "unit:layouts:$(LONG_UNIT)"
+
+cuda: ## the CUDA toolchain (cached), device code for sm_80, sm_90 and PTX, and the table of its kernels
+	@tools/setup packages cuda
+	@$(SUBMAKE) build
+	@tools/cuda-table $(BUILD)
+
+cuda-test: setup-test ## every CUDA kernel executed on the CPU, and the forward pass built of them
+	@$(SUBMAKE) $(CUDA_TESTS) && $(MAKE) SAN=asan build/asan/tests/kernels/cuda/test_kernels
+	@tools/run-tests --log build/test "unit:cuda:$(CUDA_TESTS)" "unit:cuda under asan:build/asan/tests/kernels/cuda/test_kernels"
+CUDA_TESTS = $(BUILD)/tests/kernels/cuda/test_kernels $(BUILD)/tests/worker/gpu/test_gpu_model
 
 images: ## container images below 30 MB as archives in build/images, with their sizes
 	@$(SUBMAKE) build

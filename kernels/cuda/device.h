@@ -14,7 +14,7 @@
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>
 #define KERNEL(name, args_t, threads)                                                              \
-    extern "C" __global__ void __launch_bounds__(threads) name(const __grid_constant__ args_t a)
+    extern "C" __global__ void __launch_bounds__(threads, 1) name(const __grid_constant__ args_t a)
 #define SHARED(type, name)                                                                         \
     extern __shared__ __align__(128) unsigned char shared_bytes_[];                                \
     type *name = reinterpret_cast<type *>(shared_bytes_)
