@@ -2,7 +2,7 @@
 #include "agent/agent.h"
 #include "agent/devices.h"
 #include "agent/launch.h"
-#include "agent/models.h"
+#include "agent/models_int.h"
 #include "agent/rights.h"
 #include "lib/base/conf.h"
 #include "lib/base/host.h"
@@ -135,7 +135,13 @@ static void on_term(uv_signal_t *s, int sig)
 {
     (void)sig;
     struct agent *a = s->data;
-    log_info("agent stops; weights stay for the next one");
+    /* The last one turns off the light: nobody will want what no deployment asks for. */
+    bool wanted = a->launchers || !a->models || !kube_cache_synced(a->models->infds) ||
+                  kube_cache_count(a->models->infds) > 0;
+    if (!wanted)
+        weights_drop_all(a->weights);
+    log_info(wanted ? "agent stops; weights stay for the next one"
+                    : "agent stops; no deployment is left, nor are weights");
     uv_stop(&a->loop);
 }
 

@@ -217,6 +217,14 @@ static bool droppable(const struct weights *w, const struct image *m)
     return m->ready && users_of(w, m->id) == 0;
 }
 
+void weights_drop_all(struct weights *w)
+{
+    for (size_t i = w->n_images; i-- > 0;) {
+        if (droppable(w, w->images[i]))
+            remove_image(w, w->images[i]);
+    }
+}
+
 /* Drops what nobody uses, oldest first, if that makes enough room. */
 static void evict_for(struct weights *w, uint64_t bytes)
 {

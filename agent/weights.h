@@ -19,7 +19,8 @@ struct weights_key {
 
 int weights_open(const char *dir, uint64_t budget_bytes, struct weights **out,
                  struct err *e) MUST_CHECK;
-void weights_close(struct weights *w); /* segments stay */
+void weights_close(struct weights *w);    /* segments stay */
+void weights_drop_all(struct weights *w); /* that nobody uses: their memory is given back */
 
 enum weights_state { WEIGHTS_FILL, WEIGHTS_READY, WEIGHTS_WAIT };
 /* `user` names who asks (a connection); one image a user. On WEIGHTS_FILL *fd is writable, on

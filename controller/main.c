@@ -1,6 +1,7 @@
 /* baton-controller: makes, scales, rolls, drains and heals the worker pods of InferenceDeployments.
  */
 #include "controller/controller.h"
+#include "controller/uninstall.h"
 #include "lib/base/conf.h"
 #include "lib/base/log.h"
 
@@ -34,6 +35,8 @@ int main(int argc, char **argv)
     struct ctl c = {0};
     struct err e = {0};
     enum log_level level;
+    if (argc > 1 && strcmp(argv[1], "uninstall") == 0)
+        return uninstall_main(argc - 1, argv + 1);
     int first, rc = conf_parse(&ctl_program, argc, argv, &c.opts, &first, &e);
     if (rc > 0)
         return 0;
