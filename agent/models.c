@@ -131,6 +131,7 @@ static void drop_fetch(struct model_fetch *f)
     free(f->source);
     free(f->sha256);
     free(f->endpoint);
+    peers_forget(f);
     free(f);
 }
 
@@ -165,7 +166,8 @@ static void fail(struct model_fetch *f, const struct err *e)
 {
     struct launcher *l, *next;
     uint64_t wait = RETRY_MIN_NS;
-    for (unsigned i = 0; i < f->failures && wait < RETRY_MAX_NS; i++)
+    bool needs_peer = e->code == ENOENT && strncmp(f->source, "file://", 7) == 0;
+    for (unsigned i = 0; i < f->failures && wait < RETRY_MAX_NS && !needs_peer; i++)
         wait *= 2;
     if (e->code == EACCES)
         forget_token(f);
@@ -240,74 +242,24 @@ static void look(struct model_fetch *f)
     fail(f, &why);
 }
 
-/* ---- peers ---- */
-
-struct peers {
-    struct models *m;
-    const struct model_fetch *f;
-    const char *secret;
-    struct fetch_peer list[FETCH_PEERS_MAX];
-    char urls[FETCH_PEERS_MAX][96];
-    size_t n;
-    char sha256[SHA_HEX]; /* under which they offer it */
-};
-
-static bool add_peer(const void *object, void *ctx)
-{
-    const struct kube_ninv *v = object;
-    struct peers *p = ctx;
-    if (strcmp(v->meta.name, p->m->a->opt.node_name) == 0 || !v->address)
-        return true;
-    for (size_t i = 0; i < v->models.n && p->n < FETCH_PEERS_MAX; i++) {
-        const struct ninv_model *x = VIEW_AT(struct ninv_model, v->models, i);
-        bool right = *p->sha256 ? x->sha256 && strcmp(x->sha256, p->sha256) == 0
-                                : x->source && strcmp(x->source, p->f->source) == 0;
-        if (!right || !x->sha256 || !sha_is_hex(x->sha256) ||
-            strcmp(or_empty(x->rung), "nvme") != 0)
-            continue;
-        memcpy(p->sha256, x->sha256, SHA_HEX);
-        snprintf(p->urls[p->n], sizeof p->urls[p->n], "http://%s", v->address);
-        p->list[p->n] = (struct fetch_peer){p->urls[p->n], v->meta.name, p->secret};
-        p->n++;
-        break;
-    }
-    return p->n < FETCH_PEERS_MAX;
-}
-
-/* Who has it; SECRET_ASKING when that must wait for the peer secret. */
-static enum secret_state find_peers(struct model_fetch *f, struct peers *p)
-{
-    struct models *m = f->m;
-    const char *why;
-    CLEANUP(free_charp) char *name = xasprintf("%s-peer", f->infd);
-    *p = (struct peers){.m = m, .f = f};
-    snprintf(p->sha256, sizeof p->sha256, "%s", f->sha256);
-    if (!*f->infd)
-        return SECRET_ABSENT;
-    enum secret_state s =
-        secrets_get(m->secrets, f->ns, name, SECRET_KEY, SECRET_AGE_NS, &p->secret, &why);
-    if (s == SECRET_HERE && GUARD(fetch_from_peers))
-        kube_cache_each(m->ninvs, add_peer, p);
-    if (s == SECRET_ABSENT)
-        log_warn("no peers are asked", LS("why", why));
-    return s;
-}
-
 static void notify(void *ctx)
 {
     struct models *m = ctx;
     uv_async_send(m->wake);
 }
 
-static void start(struct model_fetch *f, const struct peers *p, const char *token)
+static void start(struct model_fetch *f, const char *token, const char *secret)
 {
     struct models *m = f->m;
     struct store_entry *e;
     struct err err;
+    struct fetch_peer peers[FETCH_PEERS_MAX];
     if (store_begin(m->store, f->key, f->source, f->endpoint, f->sha256, &e, &err)) {
         fail(f, &err);
         return;
     }
+    for (size_t i = 0; i < f->n_peers; i++)
+        peers[i] = (struct fetch_peer){f->peer_urls[i], f->peer_names[i], secret};
     CLEANUP(free_charp) char *dir = store_folder(m->store, e);
     struct fetch_config c = {.dir = dir,
                              .source = f->source,
@@ -315,9 +267,9 @@ static void start(struct model_fetch *f, const struct peers *p, const char *toke
                              .endpoint = f->endpoint,
                              .token = token,
                              .ca_file = m->a->opt.source_ca,
-                             .peers = p->list,
-                             .n_peers = p->n,
-                             .peers_sha256 = p->sha256,
+                             .peers = peers,
+                             .n_peers = secret ? f->n_peers : 0,
+                             .peers_sha256 = f->peers_sha256,
                              .chunk_bytes = m->a->opt.fetch_chunk,
                              .connections = (unsigned)m->a->opt.fetch_connections,
                              .notify = notify,
@@ -331,16 +283,30 @@ static void start(struct model_fetch *f, const struct peers *p, const char *toke
         return;
     }
     e->users++;
-    log_info("fetching a model", LS("source", f->source), LI("peers", p->n));
+    log_info("fetching a model", LS("source", f->source), LI("peers", c.n_peers));
+    peers_forget(f); /* a next try asks anew */
 }
 
-/* Starts it as soon as its Secrets are here and its back-off is over. */
+/* The peer secret of f's deployment; SECRET_ABSENT: no peers can be asked. */
+static enum secret_state peer_secret(struct model_fetch *f, const char **value)
+{
+    const char *why = "";
+    CLEANUP(free_charp) char *name = xasprintf("%s-peer", f->infd);
+    if (!*f->infd || !f->n_peers)
+        return SECRET_ABSENT;
+    enum secret_state s =
+        secrets_get(f->m->secrets, f->ns, name, SECRET_KEY, SECRET_AGE_NS, value, &why);
+    if (s == SECRET_ABSENT)
+        log_warn("no peers are asked", LS("why", why));
+    return s;
+}
+
+/* Starts it as soon as its Secrets and peers are known and its back-off is over. */
 static void begin(struct model_fetch *f)
 {
     struct models *m = f->m;
     const struct kube_infd *d = *f->infd ? kube_cache_get(m->infds, f->ns, f->infd) : NULL;
-    const char *token = "", *why = "";
-    struct peers p;
+    const char *token = "", *why = "", *secret = NULL;
     if (f->fetch || (f->failed && clock_mono_ns() < f->retry_at_ns))
         return;
     if (d && d->model_secret_name) {
@@ -355,11 +321,16 @@ static void begin(struct model_fetch *f)
             return;
         }
     }
-    if (find_peers(f, &p) != SECRET_ASKING)
-        start(f, &p, token);
+    if (!f->peers_known) {
+        peers_ask(f);
+        return;
+    }
+    enum secret_state s = peer_secret(f, &secret);
+    if (s != SECRET_ASKING)
+        start(f, token, s == SECRET_HERE ? secret : NULL);
 }
 
-static void look_at_all(struct models *m)
+void models_look(struct models *m)
 {
     struct model_fetch *f, *next;
     DL_FOREACH_SAFE(m->fetches, f, next)
@@ -508,7 +479,7 @@ static void evaluate(struct models *m)
     for (size_t i = 0; i < store_count(m->store); i++)
         store_at(m->store, i)->wanted = false;
     kube_cache_each(m->infds, keep, m);
-    look_at_all(m);
+    models_look(m);
 }
 
 static void infd_changed(const void *old, const void *now, void *ctx)
@@ -519,32 +490,26 @@ static void infd_changed(const void *old, const void *now, void *ctx)
     inventory_poke(m->a);
 }
 
-/* A peer may have got what could not be had. */
-static void ninv_changed(const void *old, const void *now, void *ctx)
+/* A person lifts a quarantine. */
+static void mine_changed(const void *old, const void *now, void *ctx)
 {
     struct models *m = ctx;
-    struct model_fetch *f;
-    (void)old;
-    if (!now)
-        return;
     const struct kube_ninv *v = now;
-    if (strcmp(v->meta.name, m->a->opt.node_name) == 0)
+    (void)old;
+    if (v)
         devices_lift(m->a, kube_annotation(&v->meta, ANN_LIFT));
-    DL_FOREACH (m->fetches, f)
-        if (f->failed && strncmp(f->source, "file://", 7) == 0)
-            f->retry_at_ns = 0;
 }
 
 static void secrets_came(void *ctx)
 {
     struct models *m = ctx;
-    look_at_all(m);
+    models_look(m);
     offers_try(m);
 }
 
 static void on_wake(uv_async_t *h)
 {
-    look_at_all(h->data);
+    models_look(h->data);
 }
 
 static void on_timer(uv_timer_t *t)
@@ -656,7 +621,9 @@ int models_start(struct agent *a, struct err *e)
     m->wake->data = m->timer->data = m;
     uv_timer_start(m->timer, on_timer, IDLE_MS, IDLE_MS);
     struct kube_cache_config infds = {.kind = &kube_infds, .on_change = infd_changed, .ctx = m};
-    struct kube_cache_config ninvs = {.kind = &kube_ninvs, .on_change = ninv_changed, .ctx = m};
+    CLEANUP(free_charp) char *name = xasprintf("metadata.name=%s", a->opt.node_name);
+    struct kube_cache_config mine = {
+        .kind = &kube_ninvs, .field_selector = name, .on_change = mine_changed, .ctx = m};
     int r = kube_cache_start(a->api, &infds, &m->infds, e);
-    return r ? r : kube_cache_start(a->api, &ninvs, &m->ninvs, e);
+    return r ? r : kube_cache_start(a->api, &mine, &m->mine, e);
 }

@@ -14,7 +14,12 @@ struct model_fetch { /* one model that is not here yet */
     char key[SOURCE_KEY_MAX];
     char *ns, *infd; /* whose token and peer secret */
     char *source, *sha256, *endpoint;
-    struct fetch *fetch; /* NULL: waiting for secrets, or for the next try */
+    /* who else has it, asked for before each try */
+    bool peers_asked, peers_known;
+    size_t n_peers;
+    char *peer_urls[FETCH_PEERS_MAX], *peer_names[FETCH_PEERS_MAX];
+    char peers_sha256[SHA_HEX]; /* under which they offer it */
+    struct fetch *fetch;        /* NULL: waiting for secrets, or for the next try */
     struct fetch_progress seen;
     bool room_asked, failed;
     struct err why; /* failed, or waits for */
@@ -30,7 +35,8 @@ struct models {
     struct agent *a;
     struct store *store; /* NULL: no folder for a cache (why) */
     char why_no_store[512];
-    struct kube_cache *infds, *ninvs;
+    struct kube_cache *infds;
+    struct kube_cache *mine; /* this node's NodeInventory */
     struct secrets *secrets;
     struct model_fetch *fetches;
     struct offer *offers;
@@ -39,6 +45,11 @@ struct models {
     unsigned fetched; /* models brought here by this process */
     uint64_t offered_bytes;
 };
+
+/* peers.c: asks for f's peers; models_look when they are known. */
+void peers_ask(struct model_fetch *f);
+void peers_forget(struct model_fetch *f);
+void models_look(struct models *m); /* goes on with what waits */
 
 /* offer.c */
 void offers_try(struct models *m); /* Secrets have come */

@@ -203,7 +203,7 @@ int store_begin(struct store *s, const char *key, const char *source, const char
     m->endpoint = xstrdup(endpoint ? endpoint : "");
     if (!m->complete)
         snprintf(m->sha256, sizeof m->sha256, "%s", sha256 ? sha256 : "");
-    m->used_wall_ns = clock_wall_ns();
+    m->used_wall_ns = m->begun_wall_ns = clock_wall_ns();
     *out = m;
     return 0;
 }
@@ -289,7 +289,8 @@ int store_complete(struct store *s, struct store_entry *m, const struct set *set
     memcpy(m->sha256, digest, sizeof m->sha256);
     m->bytes = set_bytes(set);
     m->complete = true;
-    m->used_wall_ns = m->checked_wall_ns = clock_wall_ns();
+    m->used_wall_ns = clock_wall_ns();
+    m->checked_wall_ns = m->begun_wall_ns;
     return 0;
 }
 

@@ -14,7 +14,9 @@ struct store_entry {
     char sha256[SHA_HEX]; /* of the set (set_digest) once complete; the pin, or "", before */
     struct set set;       /* when complete */
     uint64_t bytes, used_wall_ns;
-    uint64_t checked_wall_ns; /* when its digests were last found right; 0: by an earlier agent */
+    uint64_t begun_wall_ns;   /* when its files were last begun to be fetched or hashed */
+    uint64_t checked_wall_ns; /* that, of the last time that they were found right; 0: by an earlier
+                                 agent */
     bool complete;
     unsigned users; /* launchers, fetches and peers that read it */
     bool wanted;    /* this node is among an infd's cached-nodes */

@@ -141,7 +141,7 @@ class Launcher:
         return len(f.read_text().splitlines()) if f.exists() else 0
 
     def wait_active(self, role="prefill"):
-        wait_for(lambda: self.gate().get("status") == "True" and self.notes().get("actual-role") == role,
+        wait_for(lambda: self.gate().get("status") == "True" and self.notes().get("actual-role") == role, 40,
                  message=f"{self.name} {role}: {(self.dir / 'log').read_text()[-1500:]}")
 
     def worker_pid(self):
