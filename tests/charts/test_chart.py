@@ -99,6 +99,11 @@ def test_the_plain_manifests_are_those_of_the_chart():
     assert r.returncode == 0, r.stderr
 
 
+def test_every_value_is_documented():
+    r = subprocess.run([ROOT / "tools/chart-docs", "--check"], capture_output=True, text=True, timeout=60)
+    assert r.returncode == 0, r.stderr
+
+
 def test_the_chart_is_small(tmp_path):
     helm("package", CHART, "-d", tmp_path)
     packed = sum(f.stat().st_size for f in tmp_path.iterdir())
