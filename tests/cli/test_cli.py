@@ -184,3 +184,116 @@ def test_down_cleans_up_after_a_killed_supervisor(cluster):
     r = cluster.down()
     assert r.returncode == 0, r.stderr
     wait_for(lambda: processes_with(mark) == [], 5)
+
+
+# ---- kubectl baton: on the cluster that the tests above left running ----
+
+def plugin(cluster, *args, timeout=240):
+    """As kubectl runs it: `kubectl baton …`, with kubectl's own kubeconfig."""
+    path = f"{BUILD / 'bin'}:{os.environ['PATH']}"
+    return subprocess.run([KUBECTL, "baton", *map(str, args)], capture_output=True, text=True, timeout=timeout,
+                          env={**os.environ, "PATH": path, "KUBECONFIG": str(cluster.kubeconfig)})
+
+
+@pytest.fixture(scope="module")
+def chat(cluster):
+    """The deployment `chat`, ready."""
+    cluster.up()
+    r = baton("run", "Hello", "--data", cluster.data, "--max-tokens", 2)
+    assert r.returncode == 0, r.stderr
+    return cluster
+
+
+def test_kubectl_finds_the_plugin_and_its_flags(chat):
+    assert "kubectl baton VERB" in plugin(chat, "--help").stdout
+    r = plugin(chat, "status", "--once", "-n", "default", "chat")
+    assert r.returncode == 0 and "default/chat" in r.stdout and "prefill 1/1" in r.stdout, r
+    assert "default/chat" not in plugin(chat, "status", "--once", "-n", "kube-system").stdout
+    assert "default/chat" in plugin(chat, "status", "--once", "-A").stdout
+    r = plugin(chat, "status", "--once", "--context", "nowhere")
+    assert r.returncode == 1 and 'no context "nowhere"' in r.stderr
+    r = plugin(chat, "status", "--once", "--kubeconfig", "/nonexistent")
+    assert r.returncode == 1 and "/nonexistent" in r.stderr
+
+
+def test_kubeconfigs_merge_and_programs_make_credentials(chat, tmp_path):
+    config = json.loads(chat.kubectl("config", "view", "--raw", "-o", "json").stdout)
+    token = config["users"][0]["user"].pop("token")
+    (tmp_path / "token.sh").write_text('#!/bin/sh\necho "{\\"apiVersion\\":\\"client.authentication.k8s.io/v1\\",\\"kind\\":\\"ExecCredential\\",'
+                                       f'\\"status\\":{{\\"token\\":\\"${{PREFIX}}{token[4:]}\\"}}}}"\n')
+    (tmp_path / "token.sh").chmod(0o755)
+    config["users"][0]["user"]["exec"] = {"apiVersion": "client.authentication.k8s.io/v1", "command": str(tmp_path / "token.sh"),
+                                          "env": [{"name": "PREFIX", "value": token[:4]}], "interactiveMode": "Never"}
+    users = {"apiVersion": "v1", "kind": "Config", "users": config.pop("users")}
+    (tmp_path / "a").write_text(json.dumps(users))
+    (tmp_path / "b").write_text(json.dumps(config))
+    env = {**os.environ, "KUBECONFIG": f"{tmp_path}/a:{tmp_path}/b:{tmp_path}/absent"}
+    r = subprocess.run([BUILD / "bin/kubectl-baton", "status", "--once"], capture_output=True, text=True, timeout=60, env=env)
+    assert r.returncode == 0 and "default/chat" in r.stdout, r
+    (tmp_path / "token.sh").unlink()
+    r = subprocess.run([BUILD / "bin/kubectl-baton", "status", "--once"], capture_output=True, text=True, timeout=60, env=env)
+    assert r.returncode == 1 and "not installed" in r.stderr
+
+
+def spec(cluster):
+    return json.loads(cluster.kubectl("get", "infd", "chat", "-o", "json").stdout)["spec"]
+
+
+def test_rollout_history_status_undo_pause_and_resume(chat):
+    before = spec(chat)
+    assert plugin(chat, "rollout", "status", "chat", "--timeout", 120).returncode == 0
+    r = plugin(chat, "rollout", "undo", "chat")
+    assert r.returncode == 1 and "no revision before" in r.stderr, r
+    assert plugin(chat, "rollout", "pause", "chat").returncode == 0 and spec(chat)["rollout"]["paused"] is True
+    patch = {"spec": {"kvCache": {"size": "192Mi"}, "decode": {"resources": {"limits": {"memory": "1100Mi"}, "requests": {"memory": "400Mi"}}}}}
+    chat.kubectl("patch", "infd", "chat", "--type=merge", "-p", json.dumps(patch))
+    r = wait_for(lambda: (lambda r: r if "paused" in r.stderr else None)(plugin(chat, "rollout", "status", "infd/chat", "--no-wait")), 30, "paused")
+    assert r.returncode == 1 and "rollout resume chat" in r.stderr
+    assert plugin(chat, "rollout", "resume", "chat").returncode == 0
+    r = plugin(chat, "rollout", "status", "chat", "--timeout", 180)
+    assert r.returncode == 0 and "decode: 1 of 1 updated" in r.stderr, r
+    r = plugin(chat, "rollout", "history", "chat")
+    rows = r.stdout.splitlines()[1:]
+    assert len(rows) == 2 and "kvCache.size" in rows[1] and "192Mi" in rows[1] and "wanted" in rows[1], r.stdout
+    assert plugin(chat, "rollout", "undo", "chat").returncode == 0
+    assert plugin(chat, "rollout", "status", "chat", "--timeout", 180).returncode == 0
+    after = spec(chat)
+    after["rollout"].pop("paused"), before["rollout"].pop("paused", None)
+    assert after == before
+    r = plugin(chat, "rollout", "undo", "chat", "--to-revision", 99)
+    assert r.returncode == 1 and "revision 99 is not kept" in r.stderr
+    assert plugin(chat, "rollout", "sideways", "chat").returncode == 2
+    assert "no" in plugin(chat, "rollout", "status", "nobody").stderr.lower()
+
+
+def test_drain_of_a_pod_waits_until_it_is_gone_and_another_serves(chat):
+    chat.kubectl("scale", "wp/chat-decode", "--replicas=2")
+    wait_for(lambda: "decode: 2 of 2" in plugin(chat, "rollout", "status", "chat", "--timeout", 120).stderr, 120)
+    pod = chat.kubectl("get", "pods", "-l", "serving.baton.dev/role=decode", "-o", "name").stdout.split()[0]
+    stream = subprocess.Popen([BATON, "run", "Tell me a long story.", "--data", chat.data, "--max-tokens", "200"], stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, text=True)
+    time.sleep(1)
+    r = plugin(chat, "drain", pod, "--timeout", 120)
+    assert r.returncode == 0 and "is gone after" in r.stderr, r
+    out, err = stream.communicate(timeout=120)
+    assert stream.returncode == 0 and len(out.split()) > 20, err
+    assert pod.split("/")[1] not in chat.kubectl("get", "pods", "-o", "name").stdout
+    r = plugin(chat, "drain", "pod/baton-router-local", "-n", "baton-system")
+    assert r.returncode == 1 and "not a worker" in r.stderr
+    assert plugin(chat, "drain", "service/x").returncode == 1
+
+
+def test_drain_of_a_node_cordons_it_and_evicts_within_the_budgets(chat):
+    node = chat.kubectl("get", "nodes", "-o", "name").stdout.split()[0]
+    chat.kubectl("patch", "infd", "chat", "--type=merge", "-p", '{"spec":{"prefill":{"replicas":0},"decode":{"replicas":0}}}')
+    wait_for(lambda: not chat.kubectl("get", "pods", "-o", "name").stdout.split(), 60, "no workers")
+    r = plugin(chat, "drain", node, "--timeout", 60)
+    assert r.returncode == 0 and "is cordoned" in r.stderr and "no workers any more" in r.stderr, r
+    assert json.loads(chat.kubectl("get", node, "-o", "json").stdout)["spec"]["unschedulable"] is True
+    chat.kubectl("uncordon", node.split("/")[1])
+    chat.kubectl("patch", "infd", "chat", "--type=merge", "-p", '{"spec":{"prefill":{"replicas":1},"decode":{"replicas":1}}}')
+    assert plugin(chat, "rollout", "status", "chat", "--timeout", 120).returncode == 0
+    r = plugin(chat, "drain", node, "--timeout", 12)  # the only node: nothing can take over
+    text = r.stderr
+    chat.kubectl("uncordon", node.split("/")[1])
+    assert "is cordoned" in text and (r.returncode == 0 or "still on" in text), r
