@@ -211,6 +211,11 @@ static void view(const json_t *doc, struct vpod *p)
     snprintf(v.group, sizeof v.group, "%s", map_at(doc, "metadata.labels", LABEL_GROUP));
     snprintf(v.revision, sizeof v.revision, "%s", map_at(doc, "metadata.labels", LABEL_REVISION));
     v.role = role_of(doc);
+    const char *size = map_at(doc, "metadata.labels", LABEL_GROUP_SIZE);
+    v.size = *size ? strtoll(size, NULL, 10) : 1;
+    const char *epoch = map_at(doc, "metadata.annotations", ANN_EPOCH);
+    v.epoch = *epoch ? strtoll(epoch, NULL, 10) : 1;
+    v.failed_epoch = strtoll(map_at(doc, "metadata.annotations", ANN_FAILED_EPOCH), NULL, 10);
     v.first = IS(map_at(doc, "metadata.labels", LABEL_RANK), "0");
     v.deleting = json_at(doc, "metadata.deletionTimestamp") != NULL;
     v.failed = IS(phase, "Failed") || IS(phase, "Succeeded");
@@ -222,14 +227,19 @@ static void view(const json_t *doc, struct vpod *p)
     *p = v;
 }
 
-/* A group counts in its role while none of its pods is ending; it is ready when all are. */
+/* A group counts in its role while none of its pods is ending; it is ready when all are there and
+ * are. */
 static bool group_is(const struct vpod *first, bool ready)
 {
-    for (const struct vpod *p = vpods; p; p = p->next)
-        if (IS(p->group, first->group) && IS(p->owner, first->owner) &&
-            (p->deleting || p->failed || (ready && !p->ready)))
+    int64_t there = 0;
+    for (const struct vpod *p = vpods; p; p = p->next) {
+        if (!IS(p->group, first->group) || !IS(p->owner, first->owner))
+            continue;
+        if (p->deleting || p->failed || (ready && !p->ready))
             return false;
-    return true;
+        there++;
+    }
+    return !ready || there >= first->size;
 }
 
 int64_t check_groups(const struct deploy *d, int role, bool ready)
@@ -296,8 +306,7 @@ static void rule_owner(const json_t *doc, const char *plural)
 /* What others own in a pod, the controller leaves alone. */
 static void rule_writers(const json_t *old, const json_t *now, const char *name)
 {
-    static const char *const keys[] = {ANN_ACTUAL_ROLE, ANN_INCARNATION,
-                                       BATON_PREFIX "failed-epoch"};
+    static const char *const keys[] = {ANN_ACTUAL_ROLE, ANN_INCARNATION, ANN_FAILED_EPOCH};
     check_count++;
     if (!json_equal(json_object_get(old, "status"), json_object_get(now, "status")))
         check_fail("the controller writes the status of pod %s", name);
@@ -305,6 +314,21 @@ static void rule_writers(const json_t *old, const json_t *now, const char *name)
         if (!IS(map_at(old, "metadata.annotations", keys[i]),
                 map_at(now, "metadata.annotations", keys[i])))
             check_fail("the controller writes %s of pod %s", keys[i], name);
+}
+
+/* One failure, one restart: the epoch goes from the one that failed to the next, on every pod. */
+static void rule_epoch(const struct vpod *was, const struct vpod *is)
+{
+    int64_t failed = 0;
+    if (is->size < 2 || is->epoch == was->epoch)
+        return;
+    for (const struct vpod *p = vpods; p; p = p->next)
+        if (IS(p->group, is->group) && IS(p->owner, is->owner) && p->failed_epoch > failed)
+            failed = p->failed_epoch;
+    check_count++;
+    if (is->epoch != failed + 1)
+        check_fail("group %s goes from epoch %lld to %lld; epoch %lld is the last that failed",
+                   is->group, (long long)was->epoch, (long long)is->epoch, (long long)failed);
 }
 
 static struct vpod *vpod_find(const char *uid)
@@ -375,8 +399,10 @@ static void see_pod(json_t *old, json_t *now)
         vpod_remove(p);
     if (by_controller() && !old)
         rule_owner(now, "pod");
-    if (by_controller() && old && now)
+    if (by_controller() && old && now) {
         rule_writers(old, now, p->name);
+        rule_epoch(&was, p);
+    }
     if (!d)
         return;
     if (by_controller())

@@ -19,7 +19,10 @@ struct spod {
     int node; /* -1: not bound */
     bool running, loaded, failed, gone, ending, waiting;
     char role[16]; /* that the worker plays; "" while it does none */
-    unsigned restarts, epoch;
+    unsigned restarts;
+    int epoch;         /* that its ranks run at, or ran at last */
+    int broken_epoch;  /* in which a peer of it failed */
+    bool awaits_epoch; /* they failed: in a group of several pods the controller says when again */
     uint64_t incarnation;
     const char *reason; /* of the failure */
 };
@@ -130,17 +133,35 @@ static void report_role(const struct spod *p)
                     ANN_INCARNATION, text));
 }
 
+static bool grouped(const json_t *doc)
+{
+    return *label(doc, LABEL_GROUP_SIZE) && !IS(label(doc, LABEL_GROUP_SIZE), "1");
+}
+
+static int epoch_wanted(const json_t *doc)
+{
+    const char *text = annotation(doc, ANN_EPOCH);
+    return *text ? atoi(text) : 1;
+}
+
+/* The start barrier of a group: everyone's address, and an epoch that has not failed yet. */
+static bool may_start(const struct spod *p, const json_t *doc)
+{
+    return !grouped(doc) ||
+           (*annotation(doc, ANN_PEERS) && (!p->awaits_epoch || epoch_wanted(doc) > p->epoch));
+}
+
 /* The agent brings the worker to the desired role once it can. */
 static void follow(void *arg)
 {
     struct spod *p = arg;
     json_t *doc = doc_of(p);
-    if (!doc || silent(p) || !p->running || !p->loaded || p->failed || p->ending)
+    if (!doc || silent(p) || !p->running || !p->loaded || p->failed || p->ending ||
+        !may_start(p, doc))
         return;
     const char *want = label(doc, LABEL_ROLE);
-    bool group = !IS(label(doc, LABEL_GROUP), p->name) || *annotation(doc, BATON_PREFIX "peers");
-    if (group && !*annotation(doc, BATON_PREFIX "peers"))
-        return; /* the start barrier */
+    p->awaits_epoch = false;
+    p->epoch = epoch_wanted(doc);
     if (IS(p->role, want))
         return;
     snprintf(p->role, sizeof p->role, "%s", want);
@@ -170,16 +191,68 @@ static void run(void *arg)
     sim_at(ms(200, 4000), loaded, p);
 }
 
-/* The worker died inside its pod: the launcher starts another. */
-static void restart(struct spod *p)
+/* A pod of a group says which epoch failed, and waits; the others notice and say the same. */
+static void report_failure(struct spod *p)
 {
-    trace("cluster: the worker of %s dies", p->name);
+    char text[16];
+    snprintf(text, sizeof text, "%d", p->epoch);
+    p->awaits_epoch = true;
+    merge("baton-agent", p, "",
+          json_pack("{s:{s:{s:s, s:s}}}", "metadata", "annotations", ANN_FAILED_EPOCH, text,
+                    ANN_LAST_CRASH, "{\"reason\":\"simulated\"}"));
+}
+
+static void stop_ranks(struct spod *p)
+{
     p->loaded = false;
     p->role[0] = 0;
     p->restarts++;
     p->incarnation = rng_next(&C.rng) | 1;
     publish(p);
     sim_at(ms(1000, 10000), loaded, p);
+}
+
+static void peer_notices(void *arg)
+{
+    struct spod *p = arg;
+    if (!doc_of(p) || silent(p) || !p->loaded || p->failed || p->ending || p->awaits_epoch ||
+        p->epoch != p->broken_epoch)
+        return;
+    report_failure(p);
+    stop_ranks(p);
+}
+
+/* The worker died inside its pod: the launcher starts another, or the controller the whole group.
+ */
+static void restart(struct spod *p)
+{
+    json_t *doc = doc_of(p);
+    trace("cluster: the worker of %s dies", p->name);
+    if (grouped(doc)) {
+        report_failure(p);
+        for (struct spod *q = C.pods; q; q = q->next) {
+            json_t *other = q != p ? doc_of(q) : NULL;
+            if (!other || !IS(label(other, LABEL_GROUP), label(doc, LABEL_GROUP)))
+                continue;
+            q->broken_epoch = q->epoch;
+            sim_at(ms(10, 3000), peer_notices, q);
+        }
+    }
+    stop_ranks(p);
+}
+
+/* Another epoch while ranks run: they end and start again with the others. */
+static void new_epoch(void *arg)
+{
+    struct spod *p = arg;
+    json_t *doc = doc_of(p);
+    if (!doc || silent(p) || !p->running || p->failed || p->ending || !grouped(doc) ||
+        epoch_wanted(doc) <= p->epoch)
+        return;
+    if (*p->role)
+        stop_ranks(p);
+    else
+        follow(p);
 }
 
 static void fail(struct spod *p, const char *reason)
@@ -318,9 +391,10 @@ void cluster_pod_event(json_t *old, json_t *now)
     else if (old && !json_equal(json_object_get(json_object_get(old, "metadata"), "labels"),
                                 json_object_get(json_object_get(now, "metadata"), "labels")))
         follow_soon(p);
-    else if (old &&
-             !IS(annotation(old, BATON_PREFIX "peers"), annotation(now, BATON_PREFIX "peers")))
+    else if (old && !IS(annotation(old, ANN_PEERS), annotation(now, ANN_PEERS)))
         follow_soon(p);
+    else if (old && !IS(annotation(old, ANN_EPOCH), annotation(now, ANN_EPOCH)))
+        sim_at(ms(5, 400), new_epoch, p);
 }
 
 /* ---- faults ---- */
@@ -409,6 +483,15 @@ static void tick(void *arg)
         if (happens(C.f.node_death))
             cluster_kill_node(n);
     sim_at(NS_PER_S, tick, NULL);
+}
+
+bool cluster_restart(const char *pod)
+{
+    struct spod *p = find(pod, NULL);
+    if (!p || p->failed || !doc_of(p))
+        return false;
+    restart(p);
+    return true;
 }
 
 bool cluster_fail(const char *pod, const char *reason)

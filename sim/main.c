@@ -16,7 +16,7 @@
 #define SETTLE_S 2400
 
 struct options {
-    uint64_t seed, runs, jobs, kill;
+    uint64_t seed, runs, jobs, kill, pods;
     const char *story;
     bool trace, everywhere, keep_going;
 };
@@ -30,7 +30,8 @@ static const struct conf_opt option_table[] = {
     O("--runs", CONF_U64, runs, "1", 1, 10000000, "N", "seeds to run, one after another"),
     O("--jobs", CONF_U64, jobs, "1", 1, 256, "N", "runs at a time"),
     O("--story", CONF_STR, story, "random", 0, 0, "NAME",
-      "random, create, scale, rollout, restart or delete"),
+      "random, create, scale, rollout, restart (ranks die), replace (a pod fails) or delete"),
+    O("--pods", CONF_U64, pods, "0", 0, 8, "N", "pods of a group; 0: drawn, or one in a story"),
     O("--kill", CONF_U64, kill, "0", 0, 100000, "K",
       "kill the controller after its K-th write; 0: never"),
     O("--everywhere", CONF_BOOL, everywhere, NULL, 0, 0, NULL,
@@ -74,8 +75,8 @@ struct result {
 
 static enum user_story story_of(const char *name)
 {
-    static const char *const names[] = {"random",  "create",  "scale",
-                                        "rollout", "restart", "delete"};
+    static const char *const names[] = {"random",  "create",  "scale", "rollout",
+                                        "restart", "replace", "delete"};
     for (unsigned i = 0; i < sizeof names / sizeof *names; i++)
         if (strcmp(names[i], name) == 0)
             return (enum user_story)i;
@@ -155,7 +156,7 @@ static void run(const struct options *o, uint64_t seed, uint64_t kill, struct re
         hostility(&r, &f);
     control_kill_after(kill);
     cluster_start(seed, &f);
-    user_start(seed, story, chaos);
+    user_start(seed, story, (unsigned)o->pods, chaos);
     control_start(story == STORY_RANDOM && rng_below(&r, 3) == 0 ? 1 : 2);
     if (sim_run(chaos)) {
         trace("calm");
@@ -312,9 +313,7 @@ int main(int argc, char **argv)
     if (rc > 0)
         return 0;
     if (rc < 0 || story_of(o.story) == (enum user_story) - 1) {
-        fprintf(stderr, "baton-sim-control: %s\n",
-                rc < 0 ? e.msg
-                       : "--story must be random, create, scale, rollout, restart or delete");
+        fprintf(stderr, "baton-sim-control: %s\n", rc < 0 ? e.msg : "--story: see --help");
         return 2;
     }
     if (!getenv("GLIBC_TUNABLES")) { /* a run is a million small allocations */

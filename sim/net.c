@@ -471,7 +471,6 @@ struct http_call *http_start(struct http_client *h, const struct http_request *r
         return c;
     }
     net_counts.requests++;
-    trace("req: %s %s %s", h->proc->name, c->method, c->url);
     c->lose_request = draw(net_faults.lose_request);
     if (c->lose_request) {
         net_counts.lost_requests++;

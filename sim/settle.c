@@ -45,6 +45,23 @@ static bool accepted(const json_t *infd)
     return IS(json_str_at(condition(infd, "Accepted"), "status", ""), "True");
 }
 
+static bool other_of_model(json_t *infd, void *ctx)
+{
+    const json_t **mine = ctx;
+    if (*mine != infd &&
+        IS(json_str_at(*mine, "spec.model.name", ""), json_str_at(infd, "spec.model.name", "")))
+        *mine = NULL;
+    return *mine != NULL;
+}
+
+/* Refused for good: another has its model's name. */
+static bool has_rival(const json_t *infd)
+{
+    const json_t *mine = infd;
+    server_each("inferencedeployments", other_of_model, &mine);
+    return !mine;
+}
+
 static void look_role(struct look *l, const json_t *infd, const struct deploy *d, int role)
 {
     char pool_name[80], path[64];
@@ -90,8 +107,9 @@ static bool look_infd(json_t *infd, void *ctx)
         json_int_at(infd, "metadata.generation", 0))
         not_yet(l, "the status of %s is out of date", name);
     if (!accepted(infd)) {
-        if (!IS(json_str_at(condition(infd, "Accepted"), "status", ""), "False"))
-            not_yet(l, "%s is neither accepted nor refused", name);
+        if (!IS(json_str_at(condition(infd, "Accepted"), "status", ""), "False") ||
+            !has_rival(infd))
+            not_yet(l, "%s is not accepted", name);
         return true;
     }
     for (int r = 0; d && r < ROLES; r++)

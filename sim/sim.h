@@ -91,6 +91,7 @@ void cluster_start(uint64_t seed, const struct cluster_faults *f);
 void cluster_calm(void); /* nodes return, nothing fails any more, there is room for all */
 void cluster_pod_event(json_t *old, json_t *now);
 bool cluster_fail(const char *pod, const char *reason); /* phase Failed */
+bool cluster_restart(const char *pod);                  /* its ranks die, the pod stays */
 bool cluster_kill_node(unsigned n);
 
 /* ---- control.c: controllers ---- */
@@ -110,9 +111,11 @@ enum user_story {
     STORY_SCALE,
     STORY_ROLLOUT,
     STORY_RESTART,
+    STORY_REPLACE,
     STORY_DELETE
 };
-void user_start(uint64_t seed, enum user_story story, uint64_t chaos_ns);
+/* pods: of a group; 0: drawn (random) or 1. */
+void user_start(uint64_t seed, enum user_story story, unsigned pods, uint64_t chaos_ns);
 bool user_busy(void); /* something is to come yet */
 
 /* ---- check.c ---- */

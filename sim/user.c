@@ -16,7 +16,7 @@ static struct {
     struct rng rng;
     uint64_t until;
     bool unified, external, bounded;
-    unsigned revision, foreign, coming;
+    unsigned revision, foreign, coming, pods;
     json_t *spec; /* what `chat` is made of */
 } U;
 
@@ -28,6 +28,9 @@ static uint64_t below(uint64_t n)
 static json_t *role(unsigned replicas)
 {
     json_t *r = json_object();
+    if (U.pods > 1)
+        json_object_set_new(r, "parallelism",
+                            json_pack("{s:i, s:i}", "tensor", (int)U.pods, "pods", (int)U.pods));
     if (U.bounded)
         json_object_set_new(r, "bounds", json_pack("{s:i, s:i}", "min", 1, "max", 6));
     else if (!U.external)
@@ -314,6 +317,13 @@ static void roll_once(void *arg)
     roll();
 }
 
+static void restart_one(void *arg)
+{
+    (void)arg;
+    if (!cluster_restart(any("pods")))
+        check_fail("no pod to restart");
+}
+
 static void fail_one(void *arg)
 {
     (void)arg;
@@ -327,17 +337,19 @@ static void delete_all(void *arg)
     delete_at(INFDS, "chat");
 }
 
-void user_start(uint64_t seed, enum user_story story, uint64_t chaos_ns)
+void user_start(uint64_t seed, enum user_story story, unsigned pods, uint64_t chaos_ns)
 {
     static void (*const stories[])(void *) = {[STORY_SCALE] = scale_both,
                                               [STORY_ROLLOUT] = roll_once,
-                                              [STORY_RESTART] = fail_one,
+                                              [STORY_RESTART] = restart_one,
+                                              [STORY_REPLACE] = fail_one,
                                               [STORY_DELETE] = delete_all};
     U.rng = (struct rng){rng_at(seed, 4, 0)};
     U.until = chaos_ns;
     U.coming = 1;
     if (story == STORY_RANDOM) {
         U.unified = below(3) == 0;
+        U.pods = pods ? pods : below(4) ? 1 : 2 + (unsigned)below(2);
         uint64_t mode = below(5);
         U.external = mode == 0;
         U.bounded = mode == 1;
@@ -346,6 +358,7 @@ void user_start(uint64_t seed, enum user_story story, uint64_t chaos_ns)
         sim_at((3 + below(12)) * NS_PER_S, act, NULL);
         return;
     }
+    U.pods = pods ? pods : 1;
     U.spec = make_spec(3, 3);
     json_object_set_new(json_object_get(U.spec, "rollout"), "maxUnavailable", json_integer(1));
     json_object_set_new(json_object_get(U.spec, "rollout"), "maxSurge", json_integer(1));
