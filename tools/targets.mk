@@ -53,6 +53,11 @@ NO_ASAN := $(addprefix tests/worker/model/test_,$(addsuffix .c,invariance golden
 ASAN_TESTS = $(foreach t,$(filter-out $(NO_ASAN),$(wildcard $(addprefix tests/,$(addsuffix /test_*.c,$(ASAN_DIRS))))),build/asan/$(t:.c=))
 asan-tests: $(ASAN_TESTS)
 
+SIM_RUNS ?= 10000
+sim: setup ## the real controller in virtual time under faults from SIM_RUNS (10,000) seeds; writes docs/reports/sim.md
+	@$(SUBMAKE) build
+	@tools/report sim "$(BUILD)/bin/baton-sim-control --seed 1 --runs $(SIM_RUNS)"
+
 test-layouts: setup-test ## the real models in every tensor and pipeline layout, teacher-forced (many minutes)
 	@$(SUBMAKE) tests-build
 	@tools/run-tests --log build/test "unit:layouts:$(LONG_UNIT)"
