@@ -156,7 +156,7 @@ size_t kv_head_bytes(enum kv_type t, uint32_t head_dim, uint32_t block_tokens)
     return block_tokens * ((size_t)head_dim * kv_elt_bytes(t) + scales);
 }
 
-static uint16_t f32_to_bf16(float f)
+uint16_t f32_to_bf16(float f)
 {
     uint32_t bits;
     memcpy(&bits, &f, 4);

@@ -159,3 +159,4 @@ float f16_to_f32(uint16_t h);
 float f8_to_f32(uint8_t b);
 uint8_t f32_to_f8(float f);
 uint16_t f32_to_f16(float f);
+uint16_t f32_to_bf16(float f);

@@ -202,7 +202,7 @@ int gpu_gemm(struct gpu *g, const struct gemm_args *a, struct err *e)
         .kernel = "gemm_k",
         .grid = {(a->n + GEMM_TILE - 1) / GEMM_TILE, (a->m + GEMM_TILE - 1) / GEMM_TILE, 1},
         .block = {128, 1, 1},
-        .shared_bytes = 4 * GEMM_TILE * (32 + 8) * 2,
+        .shared_bytes = GEMM_SHARED,
         .args = a,
         .args_bytes = sizeof *a};
     return g->ops->launch(g, GPU_COMPUTE, &launch, e);

@@ -11,8 +11,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define GEMM_TILE   64u /* rows and columns of a block's tile in gemm and grouped_gemm */
-#define ATTN_ROWS   64u /* query rows of a tile in prefill attention */
+#define GEMM_TILE 64u /* rows and columns of a block's tile in gemm and grouped_gemm */
+#define GEMM_SHARED                                                                                \
+    (4 * GEMM_TILE * (32 + 8) * 2) /* bytes: two matrices, two steps of 32 columns */
+#define ATTN_ROWS   64u            /* query rows of a tile in prefill attention */
 #define ATTN_TOKENS 32u /* cached tokens a step of the attention kernels; divides block_tokens */
 #define MLA_HEADS   16u /* query heads of a block in mla_decode */
 #define MLA_LATENT  512u

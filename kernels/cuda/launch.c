@@ -168,8 +168,6 @@ int gpu_moe_sort(struct gpu *g, const struct moe_place_args *a, uint32_t *counts
     return rc < 0 ? rc : PUT("moe_place_k", a->experts, 1, 1, 32, 0);
 }
 
-#define GEMM_SHARED (4 * GEMM_TILE * (32 + 8) * 2)
-
 int gpu_grouped_gemm(struct gpu *g, const struct grouped_gemm_args *a, uint32_t places,
                      struct err *e)
 {

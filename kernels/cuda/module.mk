@@ -33,7 +33,7 @@ EMU_OBJS := $(CUDA_KERNELS:%.cu=$(BUILD)/tests/%.emu.o) $(BUILD)/tests/kernels/c
 EMU_FLAGS := -std=c++17 -g -O2 -I. -Wall -Wextra -Wno-unknown-pragmas -Werror $(SAN_$(SAN)) $(if $(SAN),-Wno-error)
 $(BUILD)/tests/kernels/cuda/%.emu.o: kernels/cuda/%.cu
 	@mkdir -p $(@D); echo "  EMU   $<"
-	@$(CXX) $(EMU_FLAGS) $(EMU_DEFINES) -MMD -MP -x c++ -c -o $@ $<
+	@$(CXX) $(EMU_FLAGS) -MMD -MP -x c++ -c -o $@ $<
 $(BUILD)/tests/kernels/cuda/emu_device.o: tests/kernels/cuda/emu_device.cc
 	@mkdir -p $(@D); echo "  CXX   $<"
 	@$(CXX) $(EMU_FLAGS) -MMD -MP -c -o $@ $<

@@ -63,3 +63,19 @@ int file_write(const char *path, struct str text, mode_t mode, struct err *e)
         (void)unlink(tmp);
     return rc ? err_set(e, -rc, "%s: %s", path, strerror(-rc)) : 0;
 }
+
+int file_read_at(int fd, void *out, size_t n, uint64_t at)
+{
+    uint8_t *p = out;
+    while (n > 0) {
+        ssize_t r = pread(fd, p, n, (off_t)at);
+        if (r < 0 && errno == EINTR)
+            continue;
+        if (r <= 0)
+            return r < 0 ? -errno : -ENODATA;
+        p += r;
+        n -= (size_t)r;
+        at += (uint64_t)r;
+    }
+    return 0;
+}

@@ -1,4 +1,5 @@
 #include "lib/llm/gguf.h"
+#include "lib/base/file.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -86,22 +87,6 @@ const char *gguf_type_name(uint32_t type)
 
 /* ---- reading metadata ---- */
 
-static int pread_all(int fd, void *out, size_t n, uint64_t at)
-{
-    uint8_t *p = out;
-    while (n > 0) {
-        ssize_t r = pread(fd, p, n, (off_t)at);
-        if (r < 0 && errno == EINTR)
-            continue;
-        if (r <= 0)
-            return r < 0 ? -errno : -ENODATA;
-        p += r;
-        n -= (size_t)r;
-        at += (uint64_t)r;
-    }
-    return 0;
-}
-
 /* Makes `n` more bytes after pos readable in meta. */
 static int need(struct gguf *g, uint64_t n, struct err *e)
 {
@@ -123,7 +108,7 @@ static int need(struct gguf *g, uint64_t n, struct err *e)
         g->meta = p;
         g->cap = (size_t)to;
     }
-    int rc = pread_all(g->fd, g->meta + g->have, (size_t)to - g->have, g->have);
+    int rc = file_read_at(g->fd, g->meta + g->have, (size_t)to - g->have, g->have);
     if (rc < 0)
         return err_set(e, EIO, "%s: can't read: %s", g->name, strerror(-rc));
     g->have = (size_t)to;
@@ -619,7 +604,7 @@ int gguf_read(const struct gguf *g, const struct gguf_tensor *t, uint64_t from, 
     if (from > t->bytes || n > t->bytes - from)
         return err_set(e, EINVAL, "%s: read past the end of tensor " STR_FMT, g->name,
                        STR_ARG(t->name));
-    int rc = pread_all(g->fd, out, n, t->offset + from);
+    int rc = file_read_at(g->fd, out, n, t->offset + from);
     if (rc == -ENODATA)
         return err_set(e, EIO, "%s: the file became shorter while it was read", g->name);
     if (rc < 0)

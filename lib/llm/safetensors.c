@@ -1,4 +1,5 @@
 #include "lib/llm/safetensors.h"
+#include "lib/base/file.h"
 #include "lib/json/json.h"
 #include "lib/json/scan.h"
 
@@ -249,22 +250,6 @@ static int check_cover(const struct header *h, size_t first)
     return 0;
 }
 
-static int pread_all(int fd, void *out, size_t n, uint64_t at)
-{
-    uint8_t *p = out;
-    while (n > 0) {
-        ssize_t r = pread(fd, p, n, (off_t)at);
-        if (r < 0 && errno == EINTR)
-            continue;
-        if (r <= 0)
-            return r < 0 ? -errno : -ENODATA;
-        p += r;
-        n -= (size_t)r;
-        at += (uint64_t)r;
-    }
-    return 0;
-}
-
 static int open_regular(struct shard *s, struct err *e)
 {
     struct stat st;
@@ -286,14 +271,14 @@ static int read_shard(struct safetensors *st, uint32_t number, struct err *e)
     int rc = open_regular(s, e);
     if (rc < 0)
         return rc;
-    if (s->bytes < 8 || pread_all(s->fd, &n, 8, 0) < 0 || n > HEADER_BYTES_MAX || n < 2 ||
+    if (s->bytes < 8 || file_read_at(s->fd, &n, 8, 0) < 0 || n > HEADER_BYTES_MAX || n < 2 ||
         n > s->bytes - 8)
         return err_set(e, EINVAL, "%s: not a safetensors file, or cut short", s->path);
     s->data_at = 8 + n;
     s->header = malloc((size_t)n);
     if (!s->header)
         return err_set(e, ENOMEM, "%s: no memory for its header", s->path);
-    if (pread_all(s->fd, s->header, (size_t)n, 8) < 0)
+    if (file_read_at(s->fd, s->header, (size_t)n, 8) < 0)
         return err_set(e, EIO, "%s: can't read its header", s->path);
     if (s->header[0] != '{')
         return err_set(e, EINVAL, "%s: not a safetensors file", s->path);
@@ -514,7 +499,7 @@ int safetensors_read(const struct safetensors *s, const struct safetensors_tenso
     if (from > t->bytes || n > t->bytes - from)
         return err_set(e, EINVAL, "%s: a read past the end of tensor " STR_FMT, shard->path,
                        STR_ARG(t->name));
-    int rc = pread_all(shard->fd, out, n, t->offset + from);
+    int rc = file_read_at(shard->fd, out, n, t->offset + from);
     if (rc < 0)
         return err_set(e, EIO, "%s: can't read tensor " STR_FMT ": %s", shard->path,
                        STR_ARG(t->name), rc == -ENODATA ? "the file was cut short" : strerror(-rc));

@@ -1,5 +1,6 @@
 #include "lib/xfer/xfer.h"
 
+#include "lib/base/addr.h"
 #include "lib/base/log.h"
 #include "lib/base/metrics.h"
 #include "lib/xfer/conn.h"
@@ -39,32 +40,12 @@ const char *xfer_path_name(enum xfer_path p)
 
 /* ---- start and stop ---- */
 
-static int address(const char *host, uint16_t port, struct sockaddr_storage *a, socklen_t *n)
-{
-    struct sockaddr_in *v4 = (struct sockaddr_in *)a;
-    struct sockaddr_in6 *v6 = (struct sockaddr_in6 *)a;
-    memset(a, 0, sizeof *a);
-    if (inet_pton(AF_INET, host, &v4->sin_addr) == 1) {
-        v4->sin_family = AF_INET;
-        v4->sin_port = htons(port);
-        *n = sizeof *v4;
-        return 0;
-    }
-    if (inet_pton(AF_INET6, host, &v6->sin6_addr) == 1) {
-        v6->sin6_family = AF_INET6;
-        v6->sin6_port = htons(port);
-        *n = sizeof *v6;
-        return 0;
-    }
-    return -EINVAL;
-}
-
 static int listen_tcp(struct xfer *x, struct err *e)
 {
     struct sockaddr_storage a;
     socklen_t n;
     int on = 1;
-    if (address(x->host, x->cfg.port, &a, &n))
+    if (addr_parse(x->host, x->cfg.port, &a, &n))
         return err_set(e, EINVAL, "\"%s\" is not a numeric address to listen on", x->host);
     x->listener = socket(a.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (x->listener < 0)
@@ -267,7 +248,7 @@ static int parse_peer(struct str peer, struct command *c)
         return -EINVAL;
     memcpy(host, h.p, h.n);
     host[h.n] = '\0';
-    return address(host, (uint16_t)port, &c->addr, &c->addr_len);
+    return addr_parse(host, (uint16_t)port, &c->addr, &c->addr_len);
 }
 
 int xfer_order(struct xfer *x, struct str peer, const void *payload, size_t n, uint64_t *id,

@@ -4,6 +4,7 @@
  *   the hello's nonce, hello). All numbers little-endian. */
 #include "worker/comm/comm_int.h"
 
+#include "lib/base/addr.h"
 #include "lib/base/clock.h"
 #include "lib/base/rng.h"
 
@@ -45,26 +46,6 @@ const char *mesh_host(const struct world *w, uint32_t rank)
 
 /* ---- sockets ---- */
 
-static int address(const char *host, uint16_t port, struct sockaddr_storage *a, socklen_t *n)
-{
-    struct sockaddr_in *v4 = (struct sockaddr_in *)a;
-    struct sockaddr_in6 *v6 = (struct sockaddr_in6 *)a;
-    memset(a, 0, sizeof *a);
-    if (inet_pton(AF_INET, host, &v4->sin_addr) == 1) {
-        v4->sin_family = AF_INET;
-        v4->sin_port = htons(port);
-        *n = sizeof *v4;
-        return 0;
-    }
-    if (inet_pton(AF_INET6, host, &v6->sin6_addr) == 1) {
-        v6->sin6_family = AF_INET6;
-        v6->sin6_port = htons(port);
-        *n = sizeof *v6;
-        return 0;
-    }
-    return -EINVAL;
-}
-
 static int listen_here(struct world *w, struct err *e)
 {
     struct sockaddr_storage a;
@@ -73,7 +54,7 @@ static int listen_here(struct world *w, struct err *e)
     uint32_t me = w->cfg.rank;
     if (w->cfg.listen_fd >= 0)
         return 0;
-    if (address(mesh_host(w, me), mesh_port(w, me), &a, &n))
+    if (addr_parse(mesh_host(w, me), mesh_port(w, me), &a, &n))
         return err_set(e, EINVAL, "\"%s\" is not a numeric address", mesh_host(w, me));
     int fd = socket(a.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (fd >= 0)
@@ -157,7 +138,7 @@ static int call_once(const struct world *w, uint32_t to, uint32_t purpose, uint6
 {
     struct sockaddr_storage a;
     socklen_t n;
-    if (address(mesh_host(w, to), mesh_port(w, to), &a, &n))
+    if (addr_parse(mesh_host(w, to), mesh_port(w, to), &a, &n))
         return -EINVAL;
     int fd = socket(a.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
     int rc = fd < 0 ? -errno : 0;

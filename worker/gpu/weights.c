@@ -9,15 +9,6 @@ int gpu_alloc(struct gpu_model *gm, uint64_t bytes, bool kept, gpu_ptr *out, str
     return gm->g->ops->alloc(gm->g, bytes ? bytes : 16, kept, out, e);
 }
 
-static uint16_t bf16_of(float f)
-{
-    uint32_t u;
-    memcpy(&u, &f, sizeof u);
-    if ((u & 0x7fffffffu) > 0x7f800000u)
-        return 0x7fff;
-    return (uint16_t)((u + 0x7fffu + (u >> 16 & 1u)) >> 16);
-}
-
 /* Rows of one of the image's matrices (matrix `index` of a stack) to `to`. */
 static int upload_rows(struct gpu_model *gm, const struct model *m, const struct image_entry *en,
                        uint32_t rows, uint32_t index, gpu_ptr to, struct err *e)
@@ -34,7 +25,7 @@ static int upload_rows(struct gpu_model *gm, const struct model *m, const struct
         for (uint32_t r = 0; r < n; r++) {
             mat_row(&mat, r0 + r, f);
             for (uint32_t i = 0; i < cols; i++)
-                b[(size_t)r * cols + i] = bf16_of(f[i]);
+                b[(size_t)r * cols + i] = f32_to_bf16(f[i]);
         }
         rc = gm->g->ops->to_device(gm->g, GPU_COPY, to + (uint64_t)r0 * cols * 2, b,
                                    (uint64_t)n * cols * 2, e);
