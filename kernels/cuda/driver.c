@@ -2,7 +2,7 @@
  * PTX that newer devices translate. */
 #include "kernels/cuda/blob.h"
 #include "kernels/cuda/driver_abi.h"
-#include "kernels/cuda/gpu.h"
+#include "kernels/cuda/launch.h"
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -107,11 +107,6 @@ uint32_t gpu_count(void)
 {
     int n = 0;
     return driver_ready(NULL) && cu.device_count(&n) == 0 && n > 0 ? (uint32_t)n : 0;
-}
-
-bool gpu_has_kernels(void)
-{
-    return blob_count > 0;
 }
 
 /* ---- memory ---- */
@@ -537,6 +532,8 @@ int gpu_open(uint32_t index, struct gpu **out, struct err *e)
 
 void gpu_close(struct gpu *g)
 {
-    if (g)
-        g->ops->close(g);
+    if (!g)
+        return;
+    gpu_gemm_fini(g);
+    g->ops->close(g);
 }

@@ -80,5 +80,3 @@ int gpu_open(uint32_t index, struct gpu **out, struct err *e) MUST_CHECK;
 /* How many devices there are; 0 without a driver. */
 uint32_t gpu_count(void);
 void gpu_close(struct gpu *g);
-/* True when this build holds device code (it was made with a CUDA toolchain). */
-bool gpu_has_kernels(void);
