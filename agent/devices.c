@@ -102,6 +102,15 @@ static void count(const struct fault *f, enum fault_action action)
     metric_add(metric_series(family, xid, fault_action_name(action)), 1);
 }
 
+/* What is thought of a device changed: pods' gates and the inventory follow. */
+static void changed(struct devices *ds)
+{
+    struct apod *p;
+    DL_FOREACH (ds->a->pods, p)
+        pods_poke(p);
+    inventory_poke(ds->a);
+}
+
 static void restart_ranks(struct devices *ds, const struct device *d)
 {
     struct launcher *l;
@@ -140,10 +149,7 @@ static void happened(struct devices *ds, struct device *d, struct fault f)
         save(ds);
     if (action == FAULT_RESTART)
         restart_ranks(ds, d);
-    struct apod *p;
-    DL_FOREACH (ds->a->pods, p)
-        pods_poke(p);
-    inventory_poke(ds->a);
+    changed(ds);
 }
 
 static void look(struct devices *ds, unsigned i)
@@ -189,7 +195,7 @@ static void forgive(struct devices *ds, struct device *d)
     if (!light || clock_wall_ns() < d->fault_wall_ns + FORGIVE_NS)
         return;
     d->action = FAULT_NONE;
-    inventory_poke(ds->a);
+    changed(ds);
 }
 
 static void on_timer(uv_timer_t *t)
@@ -325,7 +331,7 @@ void devices_lift(struct agent *a, const char *what)
     free(ds->lifted);
     ds->lifted = xstrdup(what);
     save(ds);
-    inventory_poke(a);
+    changed(ds);
 }
 
 static void read_boot(char out[64])

@@ -107,6 +107,7 @@ def test_memory_errors_quarantine_the_device_and_outlive_the_agent(node):
     wait_for(lambda: (node.debug() or {}).get("launchers"))
     late = node.pod().start(NVIDIA_VISIBLE_DEVICES="GPU-scripted-1")
     wait_for(lambda: late.gate().get("reason") == "DeviceFault", message="a new pod there")
+    wait_for(lambda: late.notes().get("incarnation"), message="its worker, which waits for nothing but the gate")
     node.api.kubectl("annotate", "ninv", "local", f"{P}lift-quarantine=GPU-scripted-1", "--overwrite")
     wait_for(lambda: node.gpu(1).get("healthy"), message="lifted")
     late.wait_active()
