@@ -45,7 +45,8 @@ def test_the_commands_after_make_up_work(up):
     for line in lines[1:-1]:
         live = line.endswith("baton status")
         p = subprocess.Popen(["bash", "-c", f"{here(lines[0])}\nexec {here(line)}"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                             cwd=ROOT, env={k: v for k, v in os.environ.items() if not k.startswith(("BATON_", "KUBE"))}, start_new_session=True)
+                             cwd=ROOT, env={k: v for k, v in os.environ.items() if not k.startswith(("BATON_", "KUBE"))}, start_new_session=True,
+                             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # as a terminal gives it: a background job ignores it
         try:
             out, err = p.communicate(timeout=4 if live else 180)
         except subprocess.TimeoutExpired:
