@@ -108,6 +108,7 @@ def test_memory_errors_quarantine_the_device_and_outlive_the_agent(node):
     late = node.pod().start(NVIDIA_VISIBLE_DEVICES="GPU-scripted-1")
     wait_for(lambda: late.gate().get("reason") == "DeviceFault", message="a new pod there")
     wait_for(lambda: late.notes().get("incarnation"), message="its worker, which waits for nothing but the gate")
+    time.sleep(1.5)  # nothing of the pod changes any more: only the lift can open it
     node.api.kubectl("annotate", "ninv", "local", f"{P}lift-quarantine=GPU-scripted-1", "--overwrite")
     wait_for(lambda: node.gpu(1).get("healthy"), message="lifted")
     late.wait_active()
