@@ -105,4 +105,7 @@ $(FUZZERS): %: %.o $(FUZZ_LIBS)
 fuzz-build: $(FUZZERS)
 
 include tools/targets.mk
+
+# A target with a `##` is a command, never a file, also where a folder has its name (e2e, sim, bench).
+.PHONY: $(shell sed -nE 's/^([a-z0-9-]+):.*\#\# .*/\1/p' $(MAKEFILE_LIST))
 -include $(OBJS:.o=.d)

@@ -71,3 +71,12 @@ def test_make_up_keeps_what_the_readme_names():
     readme = (ROOT / "README.md").read_text()
     targets = set(re.findall(r"^([a-z0-9-]+):.*## ", (ROOT / "tools/targets.mk").read_text() + (ROOT / "Makefile").read_text(), re.M))
     assert set(re.findall(r"\bmake ([a-z]+)\b(?! is)", readme)) <= targets
+
+
+def test_every_target_of_make_help_is_a_command_also_where_a_folder_has_its_name():
+    listed = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    targets = [line.split()[0] for line in listed.splitlines() if line.startswith("  ")]
+    assert len(targets) > 15
+    for target in targets:
+        out = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True)
+        assert out.returncode == 0 and "up to date" not in out.stdout + out.stderr, (target, out.stdout[-300:], out.stderr[-300:])
