@@ -7,6 +7,7 @@ peer. Each beside its bound: bytes that must move / bandwidth measured here. Pri
 """
 import argparse
 import base64
+import contextlib
 import hashlib
 import http.client
 import json
@@ -59,14 +60,14 @@ class Api:
 
 
 def first_token(port, model, out):
-    """Time of the first token of a streamed chat completion, and the worker that gave it."""
+    """Time of the first token of a streamed completion of a few tokens that no worker has seen, and the worker that gave it."""
     c = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
-    c.request("POST", "/v1/chat/completions", json.dumps({"model": model, "stream": True, "max_tokens": 1, "temperature": 0,
-                                                          "messages": [{"role": "user", "content": f"{random.random()}"}]}),
+    c.request("POST", "/v1/completions", json.dumps({"model": model, "stream": True, "max_tokens": 1, "temperature": 0,
+                                                     "prompt": f"{random.randrange(10000)} is"}),
               {"Content-Type": "application/json"})
     r = c.getresponse()
     for line in r:
-        if line.startswith(b"data: {") and b'"content":"' in line:
+        if line.startswith(b"data: {") and b'"text":"' in line:
             out["at"] = time.monotonic()
             break
     out["status"], out["decode"] = r.status, r.getheader("x-baton-decode", "")
@@ -162,7 +163,8 @@ class Bench:
         mid = statistics.median(seconds)
         self.rows.append(f"| {what} | {mid * 1e3:,.0f} ms | {min(seconds) * 1e3:,.0f} – {max(seconds) * 1e3:,.0f} | "
                          f"{bound * 1e3:,.0f} ms | {note} |")
-        print(self.rows[-1], file=sys.stderr, flush=True)
+        if sys.stderr.isatty():
+            print(self.rows[-1], file=sys.stderr, flush=True)
 
     def promote(self, name, act):
         """Seconds from act() to the first token of a request that is sent right after it."""
@@ -197,6 +199,7 @@ class Bench:
             self.row(f"{rung} → first token", seconds, ttft + bytes_ / memory,
                      f"{what}; in it {ttft * 1e3:,.0f} ms of the request itself (a worker that serves already), and "
                      f"{statistics.median(direct) * 1e3:,.0f} ms until the worker serves" if direct else what)
+        time.sleep(3)  # the controller looks every two seconds
         self.seen = self.api.infd("ladder")["status"].get("standby")
         self.delete("ladder")
 
@@ -289,12 +292,12 @@ class Bench:
 
     # -- peers --
 
-    def peers(self, network):
-        """A second agent, as another node, keeps the model: from the source, then from the first one."""
+    def peers(self, memory, network):
+        """A second agent, as another node, keeps the model: from the source, then from the first one; then it gives it to the first one."""
         self.stack.kubectl("apply", "-f", "-", input=json.dumps({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "b"}}))
         self.stack.kubectl("patch", "node", "b", "--subresource=status", "--type=merge", "-p",
                            json.dumps({"status": {"conditions": [{"type": "Ready", "status": "True", "reason": "Bench", "message": ""}]}}))
-        times = {"source": [], "peer": []}
+        times = {"source": [], "peer": [], "cold": []}
         for _ in range(max(2, self.runs // 2)):
             for which, nodes in (("source", 1), ("peer", 2)):  # one node: b, by name; two: this one has it already
                 spec = deployment("cold", "hf://bench/smollm2/model.gguf", self.sha, endpoint=self.hub.endpoint, standby={"cachedNodes": nodes})
@@ -303,13 +306,29 @@ class Bench:
                 if which == "peer":
                     self.stack_module.eventually(lambda: self.sha in json.dumps(self.api.call(
                         "GET", "/apis/serving.baton.dev/v1alpha1/nodeinventories/local")), 60, message="the first node has it")
-                times[which].append(self.keep_on_b())
+                with self.agent_b() as fetched:
+                    times[which].append(fetched())
+                    if which == "source":
+                        times["cold"].append(self.cold_from_b())
             self.delete("cold")
             self.forget_files()
         self.row("fetch by a node, from the source", times["source"], self.bytes / network, "checked with SHA-256 while it comes")
         self.row("fetch by a node, from a peer", times["peer"], self.bytes / network, "the same, the source is not asked")
+        self.row("cold: first group, model from a peer → first token", times["cold"], self.bytes / network + self.bytes / memory,
+                 "fetched, checked, loaded; the source is not asked")
 
-    def keep_on_b(self):
+    def cold_from_b(self):
+        """Seconds from a scale call to the first token on this node, which has to fetch the model from b."""
+        self.forget_images()
+        self.forget_files()
+        asked = self.hub.sent
+        seconds = self.promote("cold", lambda: self.api.scale("cold-unified", 1))
+        assert self.hub.sent - asked < self.bytes // 2, "the source sent the model"
+        return seconds
+
+    @contextlib.contextmanager
+    def agent_b(self):
+        """An agent as node b; gives a function that waits for its fetch of the model and returns the seconds it took."""
         d = pathlib.Path(tempfile.mkdtemp(prefix="baton-standby-b-"))
         (d / "models").mkdir()
         port = self.stack_module.free_port()
@@ -317,10 +336,13 @@ class Bench:
                "BATON_NODE_NAME": "b", "BATON_POD_IP": "127.0.0.1", "BATON_AGENT_PORT": str(port)}
         with open(d / "log", "wb") as log:
             agent = subprocess.Popen([self.build / "bin/baton-agent"], env=env, stdout=log, stderr=log)
-        try:
+
+        def fetched():
             line = self.stack_module.eventually(lambda: [x for x in (d / "log").read_text().splitlines() if '"model fetched"' in x], 60, 0.02,
                                                 f"the model on b: {(d / 'log').read_text()[-500:]}")[0]
             return json.loads(line)["seconds"]
+        try:
+            yield fetched
         finally:
             agent.kill()
             agent.wait()
@@ -332,7 +354,7 @@ class Bench:
         self.ladder(memory)
         self.flip()
         self.new_pods(memory, network)
-        self.peers(network)
+        self.peers(memory, network)
         print(f"SmolLM2-135M-Instruct Q4_1, {self.bytes / 1e6:.0f} MB; KV pool 268 MB. Read bandwidth {memory / 1e9:.1f} GB/s (page cache, one thread), "
               f"the test's source over loopback {network / 1e6:.0f} MB/s; {os.cpu_count()} cores. Median of {self.runs} runs (new pods and fetches: "
               f"{max(2, self.runs // 2)}); everything that Kubernetes and the router do is in it.\n")

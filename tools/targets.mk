@@ -110,7 +110,7 @@ chaos: setup-test ## kill -9 of every program, 20 random moments each; writes do
 
 standby-bench: setup ## the standby ladder on this machine: promotion, wake, flip, cold starts, peers; writes docs/reports/standby.md
 	@$(SUBMAKE) build
-	@tools/report standby "$(CACHE)/venv/bin/python bench/standby.py --build $(BUILD) 2>/dev/null"
+	@tools/report standby "$(CACHE)/venv/bin/python bench/standby.py --build $(BUILD)"
 
 bench: setup ## engine beside llama.cpp, router beside haproxy and vllm-router, KV push and collectives beside memcpy; writes docs/reports/bench.md
 	@tools/setup test-packages python gemma bench
