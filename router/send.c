@@ -57,6 +57,7 @@ static int pick(struct job *j, uint64_t now_ns)
     struct route_request rq = {.prompt_tokens = (uint32_t)j->tokens.n,
                                .max_tokens = q->max_tokens,
                                .n = j->n_choices,
+                               .continued = j->tokens.n > j->n_prompt,
                                .policy = d->policy};
     int rc = route(&rq, d->state, d->n_workers, cached, now_ns, &j->x->r->rng, &j->pick);
     for (size_t i = 0; i < d->n_workers; i++)

@@ -130,6 +130,21 @@ def test_kill_9_of_decode_in_mid_stream_continues_exactly(fleet, params):
     f.wait_idle()
 
 
+def test_a_stream_goes_on_exactly_when_its_decode_worker_and_the_only_prefill_worker_die(fleet):
+    f = fleet(prefill=1, decode=2, policy="always")
+    kw = {"max_tokens": 80, "ignore_eos": True, "temperature": 0}
+    expected, _ = stream_text(f, "Tell me a story about a mountain.", **kw)
+
+    def kill_at(n):
+        if n == 20:
+            for w in [w for w in f.workers.values() if w.role == "prefill" or w.state()["running"]]:
+                w.kill()
+    text, error = stream_text(f, "Tell me a story about a mountain.", kill_at, **kw)
+    assert error is None and text == expected
+    status, _, r = f.chat(max_tokens=2)
+    assert status == 503 and r["error"]["code"] == "no_prefill", r
+
+
 def test_kill_9_of_prefill_answers_by_the_other_one(fleet):
     f = fleet(prefill=2, decode=1, policy="always")
     prompt = "alpha beta gamma " * 80

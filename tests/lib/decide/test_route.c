@@ -74,6 +74,21 @@ static void without_prefill_workers_always_fails_and_auto_runs_on_decode(void **
     assert_int_equal(pick(&f, 500, ROUTE_AUTO, 1).reason, ROUTE_ALONE);
 }
 
+static void what_has_begun_goes_on_without_prefill_workers_and_parts_while_there_is_one(void **s)
+{
+    (void)s;
+    struct world f = {.rng = {1}};
+    struct route_request q = {
+        .prompt_tokens = 500, .max_tokens = 64, .n = 1, .continued = true, .policy = ROUTE_ALWAYS};
+    struct route_pick p;
+    add(&f, ROUTE_DECODE);
+    assert_int_equal(route(&q, f.w, f.n, f.cached, NOW, &f.rng, &p), 0);
+    assert_int_equal(p.reason, ROUTE_ALONE);
+    add(&f, ROUTE_PREFILL);
+    assert_int_equal(route(&q, f.w, f.n, f.cached, NOW, &f.rng, &p), 0);
+    assert_int_equal(p.reason, ROUTE_SPLIT);
+}
+
 static void the_reason_says_what_is_missing(void **s)
 {
     (void)s;
@@ -276,6 +291,8 @@ int main(void)
         cmocka_unit_test(revisions_that_lack_a_role_make_no_pairs),
         cmocka_unit_test(always_takes_two_workers_and_never_takes_one),
         cmocka_unit_test(without_prefill_workers_always_fails_and_auto_runs_on_decode),
+        cmocka_unit_test(
+            what_has_begun_goes_on_without_prefill_workers_and_parts_while_there_is_one),
         cmocka_unit_test(the_reason_says_what_is_missing),
         cmocka_unit_test(dead_draining_and_unready_workers_are_not_picked),
         cmocka_unit_test(two_unified_workers_are_parted_when_a_split_is_asked_for),
