@@ -3,6 +3,9 @@ CACHE := $(or $(BATON_CACHE),$(HOME)/.cache/baton)
 JOBS ?= $(shell nproc)
 SUBMAKE := $(MAKE) -j$(JOBS)
 PY_SUITES := $(sort $(dir $(wildcard tests/*/test_*.py)))
+# Suites that use the processors or measure short times have them for themselves; the others mostly wait, so two run at a time.
+PY_ALONE := tests/router/ tests/worker/ tests/page/ tests/sim/
+PY_BESIDE := $(filter-out $(PY_ALONE),$(PY_SUITES))
 
 help: ## this list
 	@echo "Baton $(VERSION): make <target>"; \
@@ -42,7 +45,8 @@ test: setup-test ## every test, with all set-up; ends with `N passed, N failed`
 	  "run:include direction:tools/check-includes" "run:sizes:tools/check-size" "run:format:tools/format --check" "run:resource reference:tools/crd-docs --check" \
 	  "unit:unit:$(filter-out $(LONG_UNIT),$(UNIT_TESTS))" \
 	  "unit:asan+ubsan:$(ASAN_TESTS)" \
-	  $(foreach d,$(PY_SUITES),"pytest:$(patsubst tests/%/,%,$(d)):$(d)") \
+	  $(foreach d,$(PY_BESIDE),"beside:$(patsubst tests/%/,%,$(d)):$(d)") \
+	  $(foreach d,$(filter $(PY_ALONE),$(PY_SUITES)),"pytest:$(patsubst tests/%/,%,$(d)):$(d)") \
 	  "pytest:e2e:$(filter-out e2e/test_story.py e2e/test_layouts.py,$(wildcard e2e/test_*.py))" \
 	  "pytest:real cluster:e2e/smoke.py"
 
