@@ -8,10 +8,15 @@
 #include <uthash.h>
 #include <utlist.h>
 
+/* Retries wait at least so much of their back-off, whatever happens to the key meanwhile: what a
+ * turn wrote before it failed may itself be what happens. */
+#define WAKE_MAX_NS (1 * NS_PER_S)
+
 struct item {
     UT_hash_handle hh;
     struct item *prev, *next; /* in the ready list */
     uint64_t due_ns;          /* 0: none */
+    uint64_t not_before_ns;   /* of an add after a failure */
     unsigned failures;
     bool ready, active, dirty;
     char key[];
@@ -156,20 +161,28 @@ static void wake(struct queue *q)
         uv_timer_start(&q->timer, on_timer, 0, 0);
 }
 
+static void add_at(struct queue *q, struct item *i, uint64_t due_ns)
+{
+    if (!i->due_ns || due_ns < i->due_ns)
+        i->due_ns = due_ns;
+    if (!q->n_ready)
+        arm(q);
+}
+
 void queue_add(struct queue *q, const char *key)
 {
-    make_ready(q, item_of(q, key));
+    struct item *i = item_of(q, key);
+    if (!i->active && i->failures && clock_mono_ns() < i->not_before_ns) {
+        add_at(q, i, i->not_before_ns);
+        return;
+    }
+    make_ready(q, i);
     wake(q);
 }
 
 void queue_add_after(struct queue *q, const char *key, uint64_t delay_ms)
 {
-    struct item *i = item_of(q, key);
-    uint64_t due = clock_mono_ns() + delay_ms * NS_PER_MS;
-    if (!i->due_ns || due < i->due_ns)
-        i->due_ns = due;
-    if (!q->n_ready)
-        arm(q);
+    add_at(q, item_of(q, key), clock_mono_ns() + delay_ms * NS_PER_MS);
 }
 
 static struct item *finish(struct queue *q, const char *key)
@@ -179,8 +192,6 @@ static struct item *finish(struct queue *q, const char *key)
     ASSERT(i && i->active);
     i->active = false;
     q->n_active--;
-    if (i->dirty)
-        make_ready(q, i);
     return i;
 }
 
@@ -188,6 +199,8 @@ void queue_done(struct queue *q, const char *key)
 {
     struct item *i = finish(q, key);
     i->failures = 0;
+    if (i->dirty)
+        make_ready(q, i);
     forget_idle(q, i);
     wake(q);
 }
@@ -214,7 +227,10 @@ void queue_retry(struct queue *q, const char *key)
     uint64_t bucket = (uint64_t)(take_token(q) * 1000);
     i->failures++;
     i->dirty = false;
-    queue_add_after(q, i->key, ms > bucket ? ms : bucket);
+    ms = ms > bucket ? ms : bucket;
+    i->not_before_ns =
+        clock_mono_ns() + (ms * NS_PER_MS < WAKE_MAX_NS ? ms * NS_PER_MS : WAKE_MAX_NS);
+    queue_add_after(q, i->key, ms);
     wake(q);
 }
 

@@ -1,7 +1,7 @@
 /* queue.h: a work queue of keys ("namespace/name"). A key is worked on by one at a time; adds while
  * it is worked on are merged into one more turn. Retries wait 5 ms × 2ⁿ (at most 1,000 s) per key
- * and pass a token bucket (10 a second, burst 100); success resets the key. One owner thread (the
- * loop's). */
+ * and pass a token bucket (10 a second, burst 100); success resets the key. An add does not shorten
+ * the first second of a retry's wait. One owner thread (the loop's). */
 #pragma once
 #include "lib/base/err.h"
 

@@ -17,6 +17,7 @@ struct bench {
     char busy[8][32];
     unsigned n, active, most_active, fail; /* the first `fail` turns fail */
     bool hold;                             /* turns don't end by themselves */
+    bool adds_itself;                      /* turns that fail do */
     uint64_t at_ns[64];
 };
 
@@ -42,6 +43,8 @@ static void work(struct queue *q, const char *key, void *ctx)
         fail_msg("more at once than max_active");
     }
     b->active--;
+    if (b->adds_itself && b->n <= b->fail)
+        queue_add(q, copy);
     if (b->n <= b->fail)
         queue_retry(q, copy);
     else
@@ -154,6 +157,31 @@ static void failures_wait_longer_and_longer_until_one_succeeds(void **state)
     stop(&b);
 }
 
+/* What a failing turn writes may wake its own key again and again. */
+static void adds_do_not_cut_a_back_off_short(void **state)
+{
+    struct bench b;
+    (void)state;
+    start(&b, 1);
+    b.fail = 7;           /* waits 5, 10, 20, 40, 80, 160 and 320 ms */
+    b.adds_itself = true; /* while it is worked on */
+    queue_add(b.q, "ns/a");
+    while (b.n < 7) {
+        queue_add(b.q, "ns/a");
+        turn(&b, 2);
+    }
+    for (unsigned i = 1; i < 7; i++)
+        assert_true(b.at_ns[i] - b.at_ns[i - 1] >= (5ull << (i - 1)) * NS_PER_MS);
+    while (b.n < 8)
+        turn(&b, 20); /* it succeeds: nothing waits any more */
+    uint64_t before = clock_mono_ns();
+    queue_add(b.q, "ns/a");
+    while (b.n < 9)
+        turn(&b, 1);
+    assert_true(clock_mono_ns() - before < 300 * NS_PER_MS);
+    stop(&b);
+}
+
 static void the_earlier_of_two_delays_wins_and_an_add_does_not_cancel_it(void **state)
 {
     struct bench b;
@@ -177,6 +205,7 @@ int main(void)
         cmocka_unit_test(a_key_added_while_worked_on_gets_one_more_turn_and_only_afterwards),
         cmocka_unit_test(no_more_keys_at_once_than_allowed),
         cmocka_unit_test(failures_wait_longer_and_longer_until_one_succeeds),
+        cmocka_unit_test(adds_do_not_cut_a_back_off_short),
         cmocka_unit_test(the_earlier_of_two_delays_wins_and_an_add_does_not_cancel_it),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
