@@ -43,20 +43,14 @@ void hist_set(struct hist *h, int64_t v)
     h->v[h->n++ % HIST_MAX] = (struct moment){sim_now(), v};
 }
 
-static uint64_t troubled_ns; /* the network was last hostile then */
-
+/* The network is hostile, or was within the window. */
 static uint64_t since(void)
 {
     const struct net_faults none = {0};
     uint64_t now = sim_now();
-    bool bad = memcmp(&net_faults, &none, sizeof none) != 0;
-    for (unsigned i = 0; i < control_count(); i++) {
-        const struct proc *p = control_proc(i);
-        bad |= p->cut_until_ns > now || p->deaf_until_ns > now;
-    }
-    if (bad)
-        troubled_ns = now;
-    uint64_t window = troubled_ns && now - troubled_ns < WINDOW ? WINDOW : CALM_WINDOW;
+    bool bad = memcmp(&net_faults, &none, sizeof none) != 0 ||
+               (net_trouble_ns && now < net_trouble_ns + WINDOW);
+    uint64_t window = bad ? WINDOW : CALM_WINDOW;
     return now > window ? now - window : 0;
 }
 
@@ -215,13 +209,14 @@ static void view(const json_t *doc, struct vpod *p)
     v.size = *size ? strtoll(size, NULL, 10) : 1;
     const char *epoch = map_at(doc, "metadata.annotations", ANN_EPOCH);
     v.epoch = *epoch ? strtoll(epoch, NULL, 10) : 1;
+    v.started = *map_at(doc, "metadata.annotations", ANN_PEERS) != 0;
     v.failed_epoch = strtoll(map_at(doc, "metadata.annotations", ANN_FAILED_EPOCH), NULL, 10);
     v.first = IS(map_at(doc, "metadata.labels", LABEL_RANK), "0");
     v.deleting = json_at(doc, "metadata.deletionTimestamp") != NULL;
     v.failed = IS(phase, "Failed") || IS(phase, "Succeeded");
-    v.ready =
-        condition_true(doc, "Ready") && IS(map_at(doc, "metadata.annotations", ANN_ACTUAL_ROLE),
-                                           map_at(doc, "metadata.labels", LABEL_ROLE));
+    v.at_role = IS(map_at(doc, "metadata.annotations", ANN_ACTUAL_ROLE),
+                   map_at(doc, "metadata.labels", LABEL_ROLE));
+    v.ready = v.at_role && condition_true(doc, "Ready");
     if (v.ready && !p->ready)
         v.ready_ns = sim_now();
     *p = v;
@@ -232,14 +227,16 @@ static void view(const json_t *doc, struct vpod *p)
 static bool group_is(const struct vpod *first, bool ready)
 {
     int64_t there = 0;
+    bool started = false; /* it was whole once: what is missing now is gone */
     for (const struct vpod *p = vpods; p; p = p->next) {
         if (!IS(p->group, first->group) || !IS(p->owner, first->owner))
             continue;
         if (p->deleting || p->failed || (ready && !p->ready))
             return false;
+        started |= p->started;
         there++;
     }
-    return !ready || there >= first->size;
+    return there >= first->size || !(ready || started);
 }
 
 int64_t check_groups(const struct deploy *d, int role, bool ready)
@@ -369,7 +366,7 @@ static void judge_pod(const struct deploy *d, const struct vpod *was, const stru
              is ? is->name : was->name);
     if (d->gone)
         return;
-    if (is && (!was || was->role != is->role) && is->role >= 0)
+    if (is && is->first && (!was || was->role != is->role) && is->role >= 0)
         rule_number(d, is->role, what);
     if (was_ready && (!is || is->deleting || was->role != is->role) && was->role >= 0)
         rule_budget(d, was->role, what);

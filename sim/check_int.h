@@ -33,7 +33,7 @@ struct vpod {
     struct vpod *next;
     char name[64], uid[40], owner[40], group[64], revision[20];
     int role; /* -1: none */
-    bool first, deleting, failed, ready;
+    bool first, started, deleting, failed, at_role, ready;
     int64_t size, epoch, failed_epoch;
     uint64_t ready_ns; /* since when */
 };

@@ -406,7 +406,10 @@ void net_drop(struct proc *p, bool silent)
 
 void net_calm(void)
 {
-    net_faults = (struct net_faults){0}; /* damaged streams break within half a minute */
+    const struct net_faults none = {0};
+    if (memcmp(&net_faults, &none, sizeof none) != 0 || net_trouble_ns > sim_now())
+        net_trouble_ns = sim_now();
+    net_faults = none; /* damaged streams break within half a minute */
     for (unsigned i = 0; i < control_count(); i++) {
         struct proc *p = control_proc(i);
         bool held = p->cut_until_ns > sim_now() || p->deaf_until_ns > sim_now();

@@ -11,6 +11,7 @@
 
 struct net_faults net_faults;
 struct net_counts net_counts;
+uint64_t net_trouble_ns;
 void (*net_on_write)(struct proc *p, const char *method, const char *path, int status);
 
 static struct rng rng;
@@ -18,6 +19,12 @@ static struct rng rng;
 void net_seed(uint64_t seed)
 {
     rng = (struct rng){rng_at(seed, 2, 0)};
+}
+
+void net_trouble_until(uint64_t ns)
+{
+    if (ns > net_trouble_ns)
+        net_trouble_ns = ns;
 }
 
 static bool draw(double p)
@@ -109,7 +116,7 @@ static void finish(struct http_call *c, const char *error, int code)
 
 /* ---- messages to the client ---- */
 
-static void deliver(void *arg);
+static void pump(void *arg);
 
 static struct msg *msg_new(struct http_call *c, enum msg_kind kind)
 {
@@ -120,12 +127,19 @@ static struct msg *msg_new(struct http_call *c, enum msg_kind kind)
     return m;
 }
 
+/* Messages of a call wait in order; each has a turn of the pump at its time. */
 static void post(struct msg *m)
 {
     struct http_call *c = m->call;
+    struct msg **at = &c->queue;
     uint64_t due = sim_now() + latency();
     c->last_due = due > c->last_due ? due : c->last_due;
-    sim_at(c->last_due - sim_now(), deliver, m);
+    m->due = c->last_due;
+    while (*at)
+        at = &(*at)->next;
+    *at = m;
+    c->refs++;
+    sim_at(c->last_due - sim_now(), pump, c);
 }
 
 static void msg_free(struct msg *m)
@@ -154,33 +168,50 @@ static void data(struct http_call *c, const struct msg *m)
         finish(c, "the callback ended it", -ECANCELED);
 }
 
-static void deliver(void *arg)
+static void deliver(struct msg *m)
 {
-    struct msg *m = arg;
     struct http_call *c = m->call;
-    const struct proc *p = c->client->proc;
-    uint64_t hold = p->cut_until_ns > sim_now()                ? p->cut_until_ns
-                    : c->watch && p->deaf_until_ns > sim_now() ? p->deaf_until_ns
-                                                               : 0;
-    if (reachable(c) && hold) {
-        sim_at(hold - sim_now(), deliver, m);
-        return;
-    }
-    if (c->severed && m->kind != MSG_BREAK) {
+    if (!reachable(c) || (c->severed && m->kind != MSG_BREAK)) {
         msg_free(m);
         return;
     }
-    if (reachable(c) && m->kind == MSG_HEAD) {
+    if (m->kind == MSG_HEAD) {
         c->status = m->status;
         if (c->r.on_headers && c->r.on_headers(c, m->status, c->r.ctx))
             finish(c, "the callback ended it", -ECANCELED);
-    } else if (reachable(c) && m->kind == MSG_DATA) {
+    } else if (m->kind == MSG_DATA) {
         data(c, m);
-    } else if (reachable(c)) {
+    } else {
         finish(c, m->kind == MSG_BREAK ? "Connection reset by peer" : NULL,
                m->kind == MSG_BREAK ? -EPIPE : 0);
     }
     msg_free(m);
+}
+
+/* Until when nothing passes; 0: it does. */
+static uint64_t held_until(const struct http_call *c)
+{
+    const struct proc *p = c->client->proc;
+    uint64_t until = p->cut_until_ns;
+    if (c->watch && p->deaf_until_ns > until)
+        until = p->deaf_until_ns;
+    return reachable(c) && until > sim_now() ? until : 0;
+}
+
+static void pump(void *arg)
+{
+    struct http_call *c = arg;
+    uint64_t hold = held_until(c);
+    if (hold && c->queue) {
+        sim_at(hold - sim_now(), pump, c);
+        return;
+    }
+    while (c->queue && c->queue->due <= sim_now() && !held_until(c)) {
+        struct msg *m = c->queue;
+        c->queue = m->next;
+        deliver(m);
+    }
+    unref(c);
 }
 
 void net_head(struct http_call *c, int status)

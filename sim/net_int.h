@@ -26,6 +26,8 @@ struct http_client {
 enum msg_kind { MSG_HEAD, MSG_DATA, MSG_END, MSG_BREAK };
 struct msg {
     struct http_call *call;
+    struct msg *next; /* in the call's queue */
+    uint64_t due;
     enum msg_kind kind;
     int status;
     char *data;
@@ -47,6 +49,7 @@ struct http_call {
     bool watch, listing, watch_cut, damaged, lose_request, cancelled, ended;
     bool severed; /* nothing but its end will arrive */
     unsigned refs;
+    struct msg *queue;
     uint64_t last_due; /* of the messages to the client: their order is kept */
     struct {
         char *data; /* a frame that is overtaken */

@@ -45,20 +45,23 @@ static bool accepted(const json_t *infd)
     return IS(json_str_at(condition(infd, "Accepted"), "status", ""), "True");
 }
 
-static bool other_of_model(json_t *infd, void *ctx)
+static bool older_of_model(json_t *infd, void *ctx)
 {
     const json_t **mine = ctx;
-    if (*mine != infd &&
+    int age = strcmp(json_str_at(infd, "metadata.creationTimestamp", ""),
+                     json_str_at(*mine, "metadata.creationTimestamp", ""));
+    int uid = strcmp(json_str_at(infd, "metadata.uid", ""), json_str_at(*mine, "metadata.uid", ""));
+    if ((age < 0 || (age == 0 && uid < 0)) &&
         IS(json_str_at(*mine, "spec.model.name", ""), json_str_at(infd, "spec.model.name", "")))
         *mine = NULL;
     return *mine != NULL;
 }
 
-/* Refused for good: another has its model's name. */
+/* Refused for good: an older one has its model's name. */
 static bool has_rival(const json_t *infd)
 {
     const json_t *mine = infd;
-    server_each("inferencedeployments", other_of_model, &mine);
+    server_each("inferencedeployments", older_of_model, &mine);
     return !mine;
 }
 
@@ -109,7 +112,8 @@ static bool look_infd(json_t *infd, void *ctx)
     if (!accepted(infd)) {
         if (!IS(json_str_at(condition(infd, "Accepted"), "status", ""), "False") ||
             !has_rival(infd))
-            not_yet(l, "%s is not accepted", name);
+            not_yet(l, "%s is not accepted: %s", name,
+                    json_str_at(condition(infd, "Accepted"), "message", "no condition"));
         return true;
     }
     for (int r = 0; d && r < ROLES; r++)
@@ -133,6 +137,8 @@ static void look_pods(struct look *l)
             not_yet(l, "pod %s is an orphan", p->name);
         if (*p->owner && (p->deleting || p->failed))
             not_yet(l, "pod %s is %s", p->name, p->deleting ? "ending" : "failed");
+        if (d && p->role == STANDBY && !p->at_role)
+            not_yet(l, "standby pod %s is starting", p->name);
         for (const struct vpod *q = p->next; q; q = q->next)
             if (*p->owner && p->role == q->role && p->role != STANDBY && IS(p->owner, q->owner) &&
                 !IS(p->revision, q->revision))

@@ -55,6 +55,8 @@ struct net_counts {
 };
 extern struct net_faults net_faults;
 extern struct net_counts net_counts;
+extern uint64_t net_trouble_ns; /* until when the network was or is hostile to a process */
+void net_trouble_until(uint64_t ns);
 void net_seed(uint64_t seed);
 /* Faults stop here and now: damaged streams are cut so that their clients list again. */
 void net_calm(void);

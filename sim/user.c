@@ -272,8 +272,11 @@ static struct proc *one(void)
 static void partition(void)
 {
     struct proc *p = one();
+    if (p->cut_until_ns > sim_now())
+        return;
     p->cut_until_ns = sim_now() + (1 + below(60)) * NS_PER_S;
     net_counts.partitions++;
+    net_trouble_until(p->cut_until_ns);
     trace("net: %s is cut off until %.3f s", p->name, (double)p->cut_until_ns / 1e9);
     if (below(2))
         net_drop(p, false);
@@ -283,8 +286,11 @@ static void partition(void)
 static void deafen(void)
 {
     struct proc *p = one();
+    if (p->deaf_until_ns > sim_now())
+        return;
     p->deaf_until_ns = sim_now() + (5 + below(120)) * NS_PER_S;
     net_counts.partitions++;
+    net_trouble_until(p->deaf_until_ns);
     trace("net: watches of %s are silent until %.3f s", p->name, (double)p->deaf_until_ns / 1e9);
 }
 
