@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """CPU of the router in microseconds a request, beside haproxy and vllm-router, at 64-, 1k- and 8k-token prompts.
 
-  bench/router.py [--seconds 2] [--rounds 3] [--connections 64] [--json FILE] [--only baton,haproxy,vllm-router]
+  bench/router.py [--seconds 2] [--rounds 3] [--connections 64] [--json FILE] [--only baton,haproxy,vllm-router] [--sizes 64,1k,8k]
 
 Every router has the same backend (bench/router.c, `sink`), which answers at once with 16 tokens, whole or one by one. CPU is what the
 kernel counts for the router's process (/proc/PID/task/*/schedstat) during a load of N connections, divided by the requests answered;
@@ -160,7 +160,7 @@ class Bench:
     def run(self):
         results = {}
         for _ in range(self.args.rounds):
-            for size in SIZES:
+            for size in self.args.sizes.split(","):
                 for stream in (False, True):
                     for name in self.routers:
                         results.setdefault((size, stream, name), []).append(self.measure(name, size, stream))
@@ -182,12 +182,13 @@ def main():
     a.add_argument("--rounds", type=int, default=3)
     a.add_argument("--connections", type=int, default=64)
     a.add_argument("--only", default="baton,haproxy,vllm-router")
+    a.add_argument("--sizes", default=",".join(SIZES))
     a.add_argument("--json")
     args = a.parse_args()
     b = Bench(args)
     try:
         b.start()
-        tokens = {s: b.tokenise(s) for s in SIZES}
+        tokens = {s: b.tokenise(s) for s in b.args.sizes.split(",")}
         results = b.run()
     finally:
         b.close()
