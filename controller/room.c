@@ -48,8 +48,10 @@ struct room *room_start(struct ctl *c)
 {
     struct room *r = xcalloc(1, sizeof *r);
     struct err e = {0};
-    struct kube_cache_config others = {
-        .kind = &other_pods, .namespace = c->namespace, .label_selector = "!" LABEL_INFD};
+    struct kube_cache_config others = {.kind = &other_pods,
+                                       .namespace = c->namespace,
+                                       .label_selector = "!" LABEL_INFD,
+                                       .packed = true};
     r->ctl = c;
     if (kube_cache_start(c->client, &others, &r->others, &e))
         log_warn("free capacity will not be known", LERR(&e));
@@ -156,24 +158,32 @@ static bool may_run_on(const struct asks *a, const struct kube_node *n)
 
 struct free_node {
     UT_hash_handle hh;
-    const struct kube_node *node;
     struct scale_quantity q[RESOURCES_MAX];
     size_t n;
     const char *name;
+    bool process, may_run[SCALE_ROLES];
+};
+
+struct free_nodes {
+    struct free_node *all;
+    struct asks asks[SCALE_ROLES];
 };
 
 static bool add_node(const void *object, void *ctx)
 {
-    struct free_node **all = ctx, *f = xcalloc(1, sizeof *f);
+    struct free_nodes *x = ctx;
+    struct free_node *f = xcalloc(1, sizeof *f);
     const struct kube_node *n = object;
-    f->node = n;
     f->name = n->meta.name;
+    f->process = n->runtime && strncmp(n->runtime, PROCESS_RUNTIME, strlen(PROCESS_RUNTIME)) == 0;
+    for (int i = 0; i < SCALE_ROLES; i++)
+        f->may_run[i] = may_run_on(&x->asks[i], n);
     for (size_t i = 0; i < n->allocatable.n; i++) {
         struct scale_quantity *q = quantity_of(f->q, &f->n, n->allocatable.items[i].key);
         if (q)
             q->milli = milli_of(n->allocatable.items[i].value);
     }
-    HASH_ADD_KEYPTR(hh, *all, f->name, strlen(f->name), f);
+    HASH_ADD_KEYPTR(hh, x->all, f->name, strlen(f->name), f);
     return true;
 }
 
@@ -187,11 +197,12 @@ static void take(struct free_node *f, const char *name, int64_t milli)
 /* Until it has ended, also while it is being deleted, a pod holds what it asked for. */
 static bool take_pod(const void *object, void *ctx)
 {
-    struct free_node **all = ctx, *f = NULL;
+    struct free_nodes *x = ctx;
+    struct free_node *f = NULL;
     const struct kube_pod *p = object;
     if (!p->node || (p->phase && (!strcmp(p->phase, "Succeeded") || !strcmp(p->phase, "Failed"))))
         return true;
-    HASH_FIND_STR(*all, p->node, f);
+    HASH_FIND_STR(x->all, p->node, f);
     if (!f)
         return true;
     take(f, "pods", 1000);
@@ -206,21 +217,17 @@ static bool take_pod(const void *object, void *ctx)
 static uint32_t fits(const struct free_node *f, const struct asks *a)
 {
     struct scale_quantity want[RESOURCES_MAX];
-    const char *runtime = f->node->runtime ? f->node->runtime : "";
-    bool process = strncmp(runtime, PROCESS_RUNTIME, strlen(PROCESS_RUNTIME)) == 0;
     size_t n = 0;
-    if (!may_run_on(a, f->node))
-        return 0;
     for (size_t i = 0; i < a->n; i++)
-        if (!process || strcmp(a->q[i].name, "memory") == 0)
+        if (!f->process || strcmp(a->q[i].name, "memory") == 0)
             want[n++] = a->q[i];
     return scale_fits(f->q, f->n, want, n);
 }
 
 void room_fill(struct room *r, const struct kube_infd *d, struct scale_space *out)
 {
-    struct asks asks[SCALE_ROLES];
-    struct free_node *all = NULL, *f, *tmp;
+    struct free_nodes x = {0};
+    struct free_node *f, *tmp;
     *out = (struct scale_space){0};
     const struct kube_cache *nodes = r->ctl->nodes;
     if (!nodes || !r->others || !kube_cache_synced(nodes) || !kube_cache_synced(r->others) ||
@@ -230,19 +237,19 @@ void room_fill(struct room *r, const struct kube_infd *d, struct scale_space *ou
         return;
     out->known = true;
     for (int i = 0; i < SCALE_ROLES; i++)
-        read_asks(infd_role_of(d, (enum rec_role)i), &asks[i]);
-    kube_cache_each(nodes, add_node, &all);
-    kube_cache_each(r->others, take_pod, &all);
-    kube_cache_each(r->ctl->pods, take_pod, &all);
-    HASH_ITER (hh, all, f, tmp) {
+        read_asks(infd_role_of(d, (enum rec_role)i), &x.asks[i]);
+    kube_cache_each(nodes, add_node, &x);
+    kube_cache_each(r->others, take_pod, &x);
+    kube_cache_each(r->ctl->pods, take_pod, &x);
+    HASH_ITER (hh, x.all, f, tmp) {
         uint32_t each[SCALE_ROLES] = {0};
         for (int i = 0; i < SCALE_ROLES; i++)
-            if (infd_has_role(d, (enum rec_role)i))
-                each[i] = fits(f, &asks[i]);
+            if (f->may_run[i] && infd_has_role(d, (enum rec_role)i))
+                each[i] = fits(f, &x.asks[i]);
         scale_space_add(out, each);
-        HASH_DEL(all, f);
+        HASH_DEL(x.all, f);
         free(f);
     }
     for (int i = 0; i < SCALE_ROLES; i++)
-        json_decref(asks[i].tolerations);
+        json_decref(x.asks[i].tolerations);
 }

@@ -137,6 +137,7 @@ static int start_caches(struct ctl *c, struct err *e)
          {.kind = &kube_pods,
           .label_selector = LABEL_INFD,
           .index_label = LABEL_INFD,
+          .packed = true,
           .on_change = on_pod}},
         {&c->secrets, {.kind = &kube_secrets, .label_selector = LABEL_INFD, .on_change = on_child}},
         {&c->pdbs, {.kind = &kube_pdbs, .label_selector = LABEL_INFD, .on_change = on_child}},
@@ -145,7 +146,7 @@ static int start_caches(struct ctl *c, struct err *e)
           .label_selector = LABEL_INFD,
           .index_label = LABEL_INFD,
           .on_change = on_child}},
-        {&c->nodes, {.kind = &kube_nodes, .on_change = on_node}},
+        {&c->nodes, {.kind = &kube_nodes, .packed = true, .on_change = on_node}},
         {&c->routers, {.kind = &kube_pods, .label_selector = c->opts.router_selector}},
     };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
@@ -362,7 +363,7 @@ void ctl_finish(struct ctl *c)
         httpd_stop(c->http);
     queue_free(c->queue);
     kube_client_free(c->client);
-    expected_free(c);
+    expected_forget(c, NULL);
     doubt_free(c, NULL);
     uv_close((uv_handle_t *)&c->resync, NULL);
     uv_close((uv_handle_t *)&c->ask_gang, NULL);

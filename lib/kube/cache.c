@@ -2,6 +2,7 @@
 
 #include "lib/base/log.h"
 #include "lib/base/metrics.h"
+#include "lib/json/pack.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,7 +11,7 @@
 struct bucket;
 struct entry {
     UT_hash_handle hh;
-    void *object;
+    void *object;      /* the view's struct; of a packed cache its record */
     struct bucket *in; /* of the index; NULL when it has not the label */
     char key[];
 };
@@ -29,13 +30,32 @@ struct kube_cache {
     struct kube_watch *watch;
     struct entry *entries;
     struct bucket *buckets;
+    struct dict *words;      /* of a packed cache; NULL: not packed */
+    struct pack_room gotten; /* what kube_cache_get last returned */
     bool sorted;
 };
 
+/* The object of an entry: for a packed cache it is made in the room. */
+static const void *opened(const struct kube_cache *c, const void *object, struct pack_room *room)
+{
+    return c->words && object ? pack_open(object, c->cfg.kind->view, c->words, room) : object;
+}
+
+static void release(struct kube_cache *c, void *object)
+{
+    if (c->words)
+        pack_drop(object, c->cfg.kind->view, c->words);
+    else
+        free(object);
+}
+
+/* `old` as the cache holds it, `now` as it came. */
 static void change(struct kube_cache *c, const void *old, const void *now)
 {
+    struct pack_room room = {0};
     if (c->cfg.on_change)
-        c->cfg.on_change(old, now, c->cfg.ctx);
+        c->cfg.on_change(opened(c, old, &room), now, c->cfg.ctx);
+    pack_room_fini(&room);
 }
 
 static struct entry *find(const struct kube_cache *c, const char *key)
@@ -90,9 +110,9 @@ static void leave(struct kube_cache *c, struct entry *e)
     free(b);
 }
 
-static void enter(struct kube_cache *c, struct entry *e)
+static void enter(struct kube_cache *c, struct entry *e, const void *object)
 {
-    struct bucket *b = bucket_of(c, e->object);
+    struct bucket *b = bucket_of(c, object);
     if (b == e->in)
         return;
     leave(c, e);
@@ -117,7 +137,7 @@ static void drop(struct kube_cache *c, const char *key)
     leave(c, e);
     HASH_DEL(c->entries, e);
     change(c, e->object, NULL);
-    free(e->object);
+    release(c, e->object);
     free(e);
 }
 
@@ -133,10 +153,13 @@ static void put(struct kube_cache *c, const char *key, void *object)
     } else {
         old = e->object;
     }
-    e->object = object;
-    enter(c, e);
+    e->object = c->words ? pack_new(c->cfg.kind->view, object, c->words) : object;
+    enter(c, e, object);
     change(c, old, object);
-    free(old);
+    if (old)
+        release(c, old);
+    if (c->words)
+        free(object);
 }
 
 static void on_event(enum kube_event_type type, json_t *o, void *ctx)
@@ -197,11 +220,13 @@ int kube_cache_start(struct kube_client *client, const struct kube_cache_config 
         .silence_ms = cfg->silence_ms,
     };
     int rc = kube_watch_start(client, &w, &c->watch, e);
-    if (rc)
+    if (rc) {
         free(c);
-    else
-        *out = c;
-    return rc;
+        return rc;
+    }
+    c->words = cfg->packed ? dict_new() : NULL;
+    *out = c;
+    return 0;
 }
 
 void kube_cache_stop(struct kube_cache *c)
@@ -213,9 +238,11 @@ void kube_cache_stop(struct kube_cache *c)
     HASH_ITER (hh, c->entries, e, tmp) {
         leave(c, e);
         HASH_DEL(c->entries, e);
-        free(e->object);
+        release(c, e->object);
         free(e);
     }
+    dict_free(c->words);
+    pack_room_fini(&c->gotten);
     free(c);
 }
 
@@ -229,6 +256,12 @@ bool kube_cache_connected(const struct kube_cache *c)
     return kube_watch_connected(c->watch);
 }
 
+/* Sorting, and the room of what is returned, don't change what it holds. */
+static struct kube_cache *own(const struct kube_cache *c)
+{
+    return (struct kube_cache *)(uintptr_t)c;
+}
+
 size_t kube_cache_count(const struct kube_cache *c)
 {
     return HASH_COUNT(c->entries);
@@ -239,7 +272,7 @@ const void *kube_cache_get(const struct kube_cache *c, const char *namespace, co
     char key[600];
     int n = snprintf(key, sizeof key, "%s/%s", namespace ? namespace : "", name);
     const struct entry *e = n > 0 && (size_t)n < sizeof key ? find(c, key) : NULL;
-    return e ? e->object : NULL;
+    return e ? opened(c, e->object, &own(c)->gotten) : NULL;
 }
 
 static int by_key(struct entry *a, struct entry *b)
@@ -250,16 +283,17 @@ static int by_key(struct entry *a, struct entry *b)
 void kube_cache_each(const struct kube_cache *c, bool (*fn)(const void *object, void *ctx),
                      void *ctx)
 {
-    struct kube_cache *m =
-        (struct kube_cache *)(uintptr_t)c; /* sorting doesn't change what it holds */
+    struct kube_cache *m = own(c);
+    struct pack_room room = {0};
     struct entry *e, *tmp;
     if (!m->sorted)
         HASH_SORT(m->entries, by_key);
     m->sorted = true;
     HASH_ITER (hh, m->entries, e, tmp) {
-        if (!fn(e->object, ctx))
-            return;
+        if (!fn(opened(c, e->object, &room), ctx))
+            break;
     }
+    pack_room_fini(&room);
 }
 
 static int by_entry_key(const void *a, const void *b)
@@ -271,6 +305,7 @@ void kube_cache_each_labelled(const struct kube_cache *c, const char *namespace,
                               bool (*fn)(const void *object, void *ctx), void *ctx)
 {
     char key[600];
+    struct pack_room room = {0};
     struct bucket *b = bucket_find(c, namespace, value, key, sizeof key);
     if (!b)
         return;
@@ -278,7 +313,8 @@ void kube_cache_each_labelled(const struct kube_cache *c, const char *namespace,
         qsort(b->items, b->n, sizeof *b->items, by_entry_key);
     b->sorted = true;
     for (size_t i = 0; i < b->n; i++) {
-        if (!fn(b->items[i]->object, ctx))
-            return;
+        if (!fn(opened(c, b->items[i]->object, &room), ctx))
+            break;
     }
+    pack_room_fini(&room);
 }

@@ -1,7 +1,11 @@
 /* cache.h: the decoded objects of one kind, kept by a watch (watch.h). Objects are immutable: an
  * update replaces the pointer. `old` in a callback is valid until it returns; what cache_get
  * returns is valid until the loop turns. An object that doesn't decode is logged, counted and
- * treated as absent. One owner thread. */
+ * treated as absent.
+ *
+ * A packed cache keeps records (lib/json/pack.h) of a fifth of the size: an object that it hands
+ * out is made for that moment. What cache_get returns is valid until the next cache_get, what fn
+ * gets until it returns; their strings stay until the loop turns. One owner thread. */
 #pragma once
 #include "lib/kube/watch.h"
 
@@ -10,6 +14,7 @@ struct kube_cache_config {
     const struct kube_kind *kind; /* with a view */
     const char *namespace, *label_selector, *field_selector;
     const char *index_label; /* a label that kube_cache_each_labelled finds objects by; static */
+    bool packed;
     /* add: old NULL; delete: now NULL. Both are the kind's view struct (struct kube_pod *, …). */
     void (*on_change)(const void *old, const void *now, void *ctx);
     void (*on_synced)(void *ctx);
