@@ -27,7 +27,7 @@ struct options {
 /* What this process wrote and its caches do not show yet. */
 struct expected {
     struct expected *next;
-    char *uid;
+    char *key, *name, *uid;   /* of the deployment's turn; of the pod */
     struct kube_pod *created; /* NULL: a delete */
     uint64_t until_ns;
 };
@@ -180,14 +180,17 @@ json_t *object_conditions(const struct rec_condition *c, size_t n);
 /* execute.c */
 void execute_work(struct queue *q, const char *key, void *ctx); /* the queue's work function */
 
-/* expected.c */
-#define EXPECTED_NS (60ull * 1000000000) /* what was not seen by then never will be */
-void expected_add_created(struct ctl *c, const json_t *pod);
-void expected_add_deleted(struct ctl *c, const char *uid);
+/* expected.c: key is the deployment's. What is overdue must be settled with a fresh list of the
+ * deployment's pods before anything is decided about it. */
+#define EXPECTED_NS ((KUBE_STALE_MS + 15000) * 1000000ull)
+void expected_add_created(struct ctl *c, const char *key, const json_t *pod);
+void expected_add_deleted(struct ctl *c, const char *key, const char *name, const char *uid);
 bool expected_deleted(const struct ctl *c, const char *uid);
 void expected_seen(struct ctl *c, const struct kube_pod *old, const struct kube_pod *now);
-void expected_prune(struct ctl *c);
-void expected_free(struct ctl *c);
+bool expected_any(const struct ctl *c, const char *key);
+bool expected_overdue(struct ctl *c, const char *key);
+void expected_settle(struct ctl *c, const char *key, const char *namespace, const json_t *list);
+void expected_forget(struct ctl *c, const char *key); /* NULL: all */
 
 /* load.c */
 int load_start(struct ctl *c, struct err *e) MUST_CHECK;

@@ -243,7 +243,7 @@ static void turn_end(struct turn *t, bool ok)
             queue_add(c->queue, t->key);
         if (t->requeue_ms)
             queue_add_after(c->queue, t->key, t->requeue_ms);
-        if (c->expected)
+        if (expected_any(c, t->key))
             queue_add_after(c->queue, t->key, EXPECTED_NS / NS_PER_MS + 1000);
         queue_done(c->queue, t->key);
     } else {
@@ -367,12 +367,19 @@ static void on_done(const struct kube_result *r, void *ctx)
         return;
     }
     if (s->kind == REC_CREATE_POD)
-        expected_add_created(t->ctl, r->object);
+        expected_add_created(t->ctl, t->key, r->object);
     if (s->kind == REC_DELETE_POD && s->uid && !r->err.code)
-        expected_add_deleted(t->ctl, s->uid);
+        expected_add_deleted(t->ctl, t->key, s->name, s->uid);
     tell(t, s);
     t->at++;
     next(t);
+}
+
+/* Only who leads writes: asked before each request, and again when it had to wait. */
+static bool may_send(const void *ctx)
+{
+    const struct ctl *c = ((const struct turn *)ctx)->ctl;
+    return c->leading && (!c->lease || kube_lease_valid(c->lease));
 }
 
 static void next(struct turn *t)
@@ -383,13 +390,14 @@ static void next(struct turn *t)
         turn_end(t, true);
         return;
     }
-    if (!c->leading || (c->lease && !kube_lease_valid(c->lease))) {
+    if (!may_send(t)) {
         turn_end(t, false);
         return;
     }
     struct step *s = &t->steps[t->at];
     if (s->call.verb == KUBE_DELETE)
         s->call.uid = s->uid;
+    s->call.may_send = may_send;
     s->call.done = on_done;
     s->call.ctx = t;
     if (kube_start(c->client, &s->call, &e)) {
@@ -416,31 +424,17 @@ static struct turn *turn_new(struct ctl *c, const char *key, const struct kube_i
     return t;
 }
 
-void execute_work(struct queue *q, const char *key, void *ctx)
+/* From the caches to requests; the turn goes on with the first. */
+static void decide(struct turn *t, const struct kube_infd *d)
 {
-    struct ctl *c = ctx;
-    const struct kube_infd *d = snapshot_infd(c, key);
+    struct ctl *c = t->ctl;
     struct rec_snapshot snapshot;
     struct rec_plan plan;
     struct arena a;
-    uint64_t now = clock_wall_ns();
-    if (!d)
-        doubt_free(c, key);
-    if (!d || !c->leading || c->stopping) {
-        queue_done(q, key);
-        return;
-    }
-    expected_prune(c);
-    struct turn *t = turn_new(c, key, d);
-    t->n = doubt_take(c, key, t->namespace, &t->steps);
-    t->settling = t->n > 0;
-    if (t->settling) {
-        next(t);
-        return;
-    }
+    uint64_t now = clock_wall_ns(), began = clock_mono_ns();
     arena_init(&a, ARENA_MAX);
     if (snapshot_build(c, d, &a, &snapshot) || reconcile(&snapshot, now, &a, &plan)) {
-        log_error("the snapshot of a deployment is too large", LS("infd", key));
+        log_error("the snapshot of a deployment is too large", LS("infd", t->key));
         arena_fini(&a);
         turn_end(t, false);
         return;
@@ -450,9 +444,63 @@ void execute_work(struct queue *q, const char *key, void *ctx)
     for (size_t i = 0; i < n; i++)
         prepare(t, d, &plan, &plan.actions[i]);
     observe("baton_controller_decide_seconds",
-            "Time from the caches to requests that are ready: snapshot, plan, bodies.",
-            t->started_ns);
+            "Time from the caches to requests that are ready: snapshot, plan, bodies.", began);
     t->requeue_ms = n < plan.n ? 1 : delay_ms(plan.requeue_at_ns, now);
     arena_fini(&a);
     next(t);
+}
+
+static void on_reread(const struct kube_result *r, void *ctx)
+{
+    struct turn *t = ctx;
+    const struct kube_infd *d = snapshot_infd(t->ctl, t->key);
+    if (r->err.code || !d) {
+        log_debug("its pods can't be listed, will look again", LS("infd", t->key), LERR(&r->err));
+        turn_end(t, false);
+        return;
+    }
+    expected_settle(t->ctl, t->key, t->namespace, r->object);
+    decide(t, d);
+}
+
+/* The cache has not shown for long what was written: it is not trusted alone. */
+static void reread(struct turn *t)
+{
+    struct err e = {0};
+    CLEANUP(free_charp) char *selector = xasprintf("%s=%s", LABEL_INFD, t->infd);
+    struct kube_call call = {.verb = KUBE_LIST,
+                             .kind = &kube_pods,
+                             .namespace = t->namespace,
+                             .label_selector = selector,
+                             .done = on_reread,
+                             .ctx = t};
+    log_info("the watch is behind: the pods are listed before anything is decided",
+             LS("infd", t->key));
+    if (kube_start(t->ctl->client, &call, &e)) {
+        log_error("a request can't be made", LS("infd", t->key), LERR(&e));
+        turn_end(t, false);
+    }
+}
+
+void execute_work(struct queue *q, const char *key, void *ctx)
+{
+    struct ctl *c = ctx;
+    const struct kube_infd *d = snapshot_infd(c, key);
+    if (!d) {
+        doubt_free(c, key);
+        expected_forget(c, key);
+    }
+    if (!d || !c->leading || c->stopping) {
+        queue_done(q, key);
+        return;
+    }
+    struct turn *t = turn_new(c, key, d);
+    t->n = doubt_take(c, key, t->namespace, &t->steps);
+    t->settling = t->n > 0;
+    if (t->settling)
+        next(t);
+    else if (expected_overdue(c, key))
+        reread(t);
+    else
+        decide(t, d);
 }

@@ -1,14 +1,24 @@
 /* What this process wrote and its caches do not show yet: without it a turn that follows its own
- * writes too fast would make pods twice, or choose another victim. */
+ * writes too fast would make pods twice, or choose another victim. An expectation ends when the
+ * cache shows it. It outlives the longest silence of a watch; one that is older is compared with a
+ * fresh list of the deployment's pods before anything is decided: the cache may be behind for
+ * longer, while the watch can't be opened again, and that must not make a pod twice either. */
 #include "controller/controller.h"
 #include "lib/base/clock.h"
+#include "lib/decide/guard.h"
 
 #include <stdlib.h>
 
-static void add(struct ctl *c, const char *uid, struct kube_pod *created)
+_Static_assert(EXPECTED_NS > KUBE_STALE_MS * NS_PER_MS,
+               "a silent watch is found before an expectation of its events ends");
+
+static void add(struct ctl *c, const char *key, const char *name, const char *uid,
+                struct kube_pod *created)
 {
     struct expected *x = xcalloc(1, sizeof *x);
     *x = (struct expected){.next = c->expected,
+                           .key = xstrdup(key),
+                           .name = xstrdup(name),
                            .uid = xstrdup(uid),
                            .created = created,
                            .until_ns = clock_mono_ns() + EXPECTED_NS};
@@ -19,6 +29,8 @@ static void drop(struct expected **at)
 {
     struct expected *x = *at;
     *at = x->next;
+    free(x->key);
+    free(x->name);
     free(x->uid);
     free(x->created);
     free(x);
@@ -32,52 +44,109 @@ bool expected_deleted(const struct ctl *c, const char *uid)
     return false;
 }
 
+bool expected_any(const struct ctl *c, const char *key)
+{
+    for (const struct expected *x = c->expected; x; x = x->next)
+        if (strcmp(x->key, key) == 0)
+            return true;
+    return false;
+}
+
 /* A created pod is known once the cache has had it; a deleted one once the cache shows it
  * terminating or gone. */
 void expected_seen(struct ctl *c, const struct kube_pod *old, const struct kube_pod *now)
 {
     const struct kube_pod *p = now ? now : old;
-    uint64_t t = clock_mono_ns();
     for (struct expected **at = &c->expected; *at;) {
         bool same = p->meta.uid && strcmp((*at)->uid, p->meta.uid) == 0;
-        if ((same && ((*at)->created || !now || now->meta.deleted_ns)) || t > (*at)->until_ns)
+        if (same && ((*at)->created || !now || now->meta.deleted_ns))
             drop(at);
         else
             at = &(*at)->next;
     }
 }
 
-/* What was never seen (made and gone between two lists) must not count for ever. */
-void expected_prune(struct ctl *c)
+static bool overdue(const struct expected *x, const char *key, uint64_t now_ns)
+{
+    return now_ns > x->until_ns && strcmp(x->key, key) == 0;
+}
+
+bool expected_overdue(struct ctl *c, const char *key)
 {
     uint64_t now = clock_mono_ns();
     for (struct expected **at = &c->expected; *at;) {
-        if (now > (*at)->until_ns)
+        if (!overdue(*at, key, now))
+            at = &(*at)->next;
+        else if (GUARD(expected_reread))
+            return true;
+        else
+            drop(at);
+    }
+    return false;
+}
+
+static const json_t *listed(const json_t *items, const char *uid)
+{
+    size_t i;
+    const json_t *o;
+    json_array_foreach (items, i, o)
+        if (strcmp(json_str_at(o, "metadata.uid", ""), uid) == 0)
+            return o;
+    return NULL;
+}
+
+/* Is the cache still to show it? The list tells what is true. */
+static bool still_to_come(const struct ctl *c, const char *namespace, const struct expected *x,
+                          const json_t *items)
+{
+    const json_t *there = listed(items, x->uid);
+    if (x->created) /* not there: made, and gone between two lists */
+        return there != NULL;
+    if (there && !json_str_at(there, "metadata.deletionTimestamp", NULL))
+        return false;
+    const struct kube_pod *p = kube_cache_get(c->pods, namespace, x->name);
+    return p && p->meta.uid && strcmp(p->meta.uid, x->uid) == 0 && !p->meta.deleted_ns;
+}
+
+void expected_settle(struct ctl *c, const char *key, const char *namespace, const json_t *list)
+{
+    const json_t *items = json_object_get(list, "items");
+    uint64_t now = clock_mono_ns();
+    for (struct expected **at = &c->expected; *at;) {
+        struct expected *x = *at;
+        if (overdue(x, key, now) && !still_to_come(c, namespace, x, items)) {
+            drop(at);
+            continue;
+        }
+        if (overdue(x, key, now))
+            x->until_ns = now + EXPECTED_NS;
+        at = &x->next;
+    }
+}
+
+void expected_forget(struct ctl *c, const char *key)
+{
+    for (struct expected **at = &c->expected; *at;) {
+        if (!key || strcmp((*at)->key, key) == 0)
             drop(at);
         else
             at = &(*at)->next;
     }
 }
 
-void expected_free(struct ctl *c)
-{
-    while (c->expected)
-        drop(&c->expected);
-}
-
-void expected_add_created(struct ctl *c, const json_t *object)
+void expected_add_created(struct ctl *c, const char *key, const json_t *object)
 {
     const char *ns = json_str_at(object, "metadata.namespace", ""),
                *name = json_str_at(object, "metadata.name", "");
     const struct kube_pod *seen = kube_cache_get(c->pods, ns, name);
     struct kube_pod *p = view_decode(&kube_pod_view, object, NULL);
     if (p && p->meta.uid && !(seen && seen->meta.uid && strcmp(seen->meta.uid, p->meta.uid) == 0))
-        add(c, p->meta.uid, p);
+        add(c, key, name, p->meta.uid, p);
     else
         free(p);
 }
 
-void expected_add_deleted(struct ctl *c, const char *uid)
+void expected_add_deleted(struct ctl *c, const char *key, const char *name, const char *uid)
 {
-    add(c, uid, NULL);
+    add(c, key, name, uid, NULL);
 }

@@ -528,6 +528,20 @@ const char *http_header(const struct http_call *c, const char *name)
     return net_pair_get(c->answer_headers, name);
 }
 
+const char *http_header_nth(const struct http_call *c, const char *name, size_t nth)
+{
+    return nth ? NULL : http_header(c, name);
+}
+
+void http_client_tls(struct http_client *c, const char *ca_pem, const char *client_cert_pem,
+                     const char *client_key_pem)
+{
+    (void)c;
+    (void)ca_pem;
+    (void)client_cert_pem;
+    (void)client_key_pem;
+}
+
 /* Nothing that is simulated may block. */
 int http_run(const struct http_client_config *conf, const struct http_request *r, struct buf *out,
              struct err *e)

@@ -2,9 +2,12 @@
 
 #include <curl/curl.h>
 #include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <strings.h>
+#include <sys/socket.h>
 
 struct http_call {
     struct http_client *client; /* NULL for http_run */
@@ -16,6 +19,7 @@ struct http_call {
     struct buf in, in_headers;
     char error[CURL_ERROR_SIZE];
     int status;
+    unsigned dead_peer_ms;
     bool added, cancelled, refused, too_big, announced;
 };
 
@@ -90,12 +94,17 @@ static size_t on_header(char *p, size_t size, size_t n, void *ctx)
 
 const char *http_header(const struct http_call *c, const char *name)
 {
+    return http_header_nth(c, name, 0);
+}
+
+const char *http_header_nth(const struct http_call *c, const char *name, size_t nth)
+{
     static _Thread_local char value[4096];
     struct str rest = buf_view(&c->in_headers), line, key;
     while (rest.n) {
         rest = str_cut(rest, '\n', &line);
         struct str v = str_trim(str_cut(line, ':', &key));
-        if (!str_ieq_c(key, name))
+        if (!str_ieq_c(key, name) || nth--)
             continue;
         size_t n = v.n < sizeof value - 1 ? v.n : sizeof value - 1;
         memcpy(value, v.p, n);
@@ -146,9 +155,24 @@ static void set_method(CURL *e, const struct http_call *c)
     }
 }
 
+static int on_socket_made(void *ctx, curl_socket_t fd, curlsocktype purpose)
+{
+    const struct http_call *c = ctx;
+    (void)purpose;
+    setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &c->dead_peer_ms, sizeof c->dead_peer_ms);
+    return CURL_SOCKOPT_OK;
+}
+
 static void set_options(struct http_call *c, const struct http_client_config *conf)
 {
     CURL *e = c->easy;
+    c->dead_peer_ms = conf->dead_peer_ms;
+    if (c->dead_peer_ms) {
+        curl_easy_setopt(e, CURLOPT_SOCKOPTFUNCTION, on_socket_made);
+        curl_easy_setopt(e, CURLOPT_SOCKOPTDATA, c);
+    }
+    if (c->r.max_idle_s)
+        curl_easy_setopt(e, CURLOPT_MAXAGE_CONN, (long)c->r.max_idle_s);
     curl_easy_setopt(e, CURLOPT_NOSIGNAL, 1L);
     curl_easy_setopt(e, CURLOPT_FOLLOWLOCATION, 0L);
     curl_easy_setopt(e, CURLOPT_PROTOCOLS_STR, "http,https");
@@ -230,6 +254,10 @@ static int code_of(const struct http_call *c, CURLcode rc)
     curl_easy_getinfo(c->easy, CURLINFO_OS_ERRNO, &os);
     switch (rc) {
     case CURLE_OPERATION_TIMEDOUT: return -ETIMEDOUT;
+    case CURLE_SSL_CONNECT_ERROR:
+    case CURLE_SSL_CERTPROBLEM:
+    case CURLE_SSL_CACERT_BADFILE:
+    case CURLE_PEER_FAILED_VERIFICATION: return -EPROTO;
     case CURLE_COULDNT_CONNECT: return os ? (int)-os : -ECONNREFUSED;
     case CURLE_SEND_ERROR:
     case CURLE_RECV_ERROR:
@@ -449,6 +477,14 @@ void http_client_free(struct http_client *h)
     curl_multi_cleanup(h->multi);
     uv_close((uv_handle_t *)&h->timer, on_handle_closed);
     uv_close((uv_handle_t *)&h->kick, on_handle_closed);
+}
+
+void http_client_tls(struct http_client *c, const char *ca_pem, const char *client_cert_pem,
+                     const char *client_key_pem)
+{
+    c->c.ca_pem = ca_pem;
+    c->c.client_cert_pem = client_cert_pem;
+    c->c.client_key_pem = client_key_pem;
 }
 
 struct http_call *http_start(struct http_client *h, const struct http_request *r, struct err *e)

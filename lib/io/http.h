@@ -15,7 +15,7 @@ struct http_response {
     struct str body;   /* what on_data did not take; bounded by max_body_bytes */
     const char *error; /* NULL on success; libcurl's words else ("Connection refused") */
     int code; /* negative errno for error: -ECONNREFUSED, -ETIMEDOUT, -EPIPE, -ECANCELED, -EIO,
-                 -EMSGSIZE */
+                 -EMSGSIZE, -EPROTO (TLS: no handshake, or a certificate that is not trusted) */
     struct http_call *call; /* for http_response_header */
 };
 
@@ -29,6 +29,7 @@ struct http_request {
     unsigned timeout_ms;         /* whole exchange; 0: none */
     unsigned silence_timeout_ms; /* no byte received for so long; 0: none */
     bool fresh_connection;
+    unsigned max_idle_s; /* reuse no connection that was idle for longer; 0: 118 */
     /* Streaming: each piece of the body as it comes (then `body` in the response stays empty). A
      * non-zero return ends the call with -ECANCELED. */
     int (*on_headers)(struct http_call *c, int status, void *ctx);
@@ -45,7 +46,9 @@ struct http_client_config {
     bool insecure_skip_verify;
     const char *user_agent;
     unsigned max_host_connections; /* 0: unlimited */
-    bool proxy_env; /* honour http_proxy, https_proxy and no_proxy (for addresses outside) */
+    unsigned dead_peer_ms; /* break a connection whose peer's TCP acknowledges nothing for so long,
+                              idle ones too (they are probed after 15 s); 0: the kernel's way */
+    bool proxy_env;        /* honour http_proxy, https_proxy and no_proxy (for addresses outside) */
 };
 
 int http_client_new(const struct http_client_config *c, struct http_client **out,
@@ -54,6 +57,10 @@ int http_client_new(const struct http_client_config *c, struct http_client **out
  * handles. */
 void http_client_free(struct http_client *c);
 
+/* For requests from now on; borrowed until the client is freed, as those of the configuration. */
+void http_client_tls(struct http_client *c, const char *ca_pem, const char *client_cert_pem,
+                     const char *client_key_pem);
+
 /* NULL (with *e) only for a malformed request. */
 struct http_call *http_start(struct http_client *c, const struct http_request *r, struct err *e);
 /* No callback happens after it; allowed inside this call's own callbacks too. */
@@ -61,6 +68,8 @@ void http_cancel(struct http_call *c);
 /* Value of a response header (case-insensitive), NULL if absent. Valid in on_headers, on_data,
  * on_done. */
 const char *http_header(const struct http_call *c, const char *name);
+/* The nth (from 0) of the headers of that name. */
+const char *http_header_nth(const struct http_call *c, const char *name, size_t nth);
 
 /* Blocking, for tools: runs one request to its end. body is appended to out (bounded by out->max);
  * returns the HTTP status or a negative errno. r's callbacks on_headers/on_data may be used;

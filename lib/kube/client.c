@@ -1,40 +1,25 @@
-#include "lib/kube/client.h"
+#include "lib/kube/client_int.h"
 
 #include "lib/base/clock.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <unistd.h>
+#include <time.h>
 
-#define BODY_MAX        (64u << 20)
-#define TOKEN_REREAD_NS (60 * NS_PER_S)
-#define TIMEOUT_MS      15000
+#define TIMEOUT_MS 15000
+#define QPS        100
+#define BURST      200
 
-struct kube_client {
-    uv_loop_t *loop;
-    struct http_client *http;
-    struct kube_config config;
-    char *user_agent, *token;
-    uint64_t token_read_ns;
-    struct pending *pending;
-};
-
-struct pending {
-    struct kube_client *client;
-    struct http_call *call;
-    kube_done_fn done;
-    void *ctx;
-    struct pending *prev, *next;
-};
+/* The peer's TCP: probes after 15 s, given up after 30 s without an acknowledgement. */
+#define DEAD_PEER_MS 30000
 
 static char *dup_or_null(const char *s)
 {
     return s ? xstrdup(s) : NULL;
 }
 
-static struct http_client_config http_config(const struct kube_client *c)
+struct http_client_config kube_http_config(const struct kube_client *c)
 {
     return (struct http_client_config){
         .loop = c->loop,
@@ -43,6 +28,26 @@ static struct http_client_config http_config(const struct kube_client *c)
         .client_key_pem = c->config.key_pem,
         .insecure_skip_verify = c->config.insecure_skip_verify,
         .user_agent = c->user_agent,
+        .dead_peer_ms = DEAD_PEER_MS,
+    };
+}
+
+static struct kube_config config_copy(const struct kube_config *c)
+{
+    return (struct kube_config){
+        .server = xstrdup(c->server),
+        .ca_pem = dup_or_null(c->ca_pem),
+        .cert_pem = dup_or_null(c->cert_pem),
+        .key_pem = dup_or_null(c->key_pem),
+        .token = dup_or_null(c->token),
+        .token_file = dup_or_null(c->token_file),
+        .ca_file = dup_or_null(c->ca_file),
+        .cert_file = dup_or_null(c->cert_file),
+        .key_file = dup_or_null(c->key_file),
+        .qps = c->qps ? c->qps : QPS,
+        .burst = c->burst > 0 ? c->burst : BURST,
+        .namespace = xstrdup(c->namespace ? c->namespace : "default"),
+        .insecure_skip_verify = c->insecure_skip_verify,
     };
 }
 
@@ -51,24 +56,19 @@ int kube_client_new(uv_loop_t *loop, const struct kube_config *config, const cha
 {
     struct kube_client *c = xcalloc(1, sizeof *c);
     c->loop = loop;
-    c->config = (struct kube_config){
-        .server = xstrdup(config->server),
-        .ca_pem = dup_or_null(config->ca_pem),
-        .cert_pem = dup_or_null(config->cert_pem),
-        .key_pem = dup_or_null(config->key_pem),
-        .token = dup_or_null(config->token),
-        .token_file = dup_or_null(config->token_file),
-        .namespace = xstrdup(config->namespace ? config->namespace : "default"),
-        .insecure_skip_verify = config->insecure_skip_verify,
-    };
+    c->config = config_copy(config);
+    c->bucket = (struct bucket){.qps = c->config.qps, .burst = c->config.burst};
     c->user_agent = xasprintf("%s/%s", user_agent, BATON_VERSION);
     if (loop) {
-        struct http_client_config hc = http_config(c);
+        struct http_client_config hc = kube_http_config(c);
         int rc = http_client_new(&hc, &c->http, e);
         if (rc) {
             kube_client_free(c);
             return rc;
         }
+        c->pump = xcalloc(1, sizeof *c->pump);
+        uv_timer_init(loop, c->pump);
+        c->pump->data = c;
     }
     *out = c;
     return 0;
@@ -80,13 +80,10 @@ void kube_client_free(struct kube_client *c)
         return;
     if (c->http)
         http_client_free(c->http);
-    for (struct pending *p = c->pending, *next; p; p = next) {
-        next = p->next;
-        free(p);
-    }
+    kube_send_fini(c);
+    kube_auth_fini(c);
     kube_config_fini(&c->config);
     free(c->user_agent);
-    free(c->token);
     free(c);
 }
 
@@ -98,27 +95,6 @@ const char *kube_namespace(const struct kube_client *c)
 uv_loop_t *kube_loop(const struct kube_client *c)
 {
     return c->loop;
-}
-
-/* Service account tokens rotate: the file is read again once a minute. The old token stays when it
- * can't be read. */
-static const char *token(struct kube_client *c)
-{
-    uint64_t now = clock_mono_ns();
-    if (!c->config.token_file)
-        return c->config.token;
-    if (c->token && now - c->token_read_ns < TOKEN_REREAD_NS)
-        return c->token;
-    char text[16384];
-    CLEANUP(close_fdp) int fd = open(c->config.token_file, O_RDONLY | O_CLOEXEC);
-    ssize_t n = fd < 0 ? -1 : read(fd, text, sizeof text - 1);
-    if (n > 0) {
-        struct str t = str_trim((struct str){text, (size_t)n});
-        free(c->token);
-        c->token = str_dup(t);
-        c->token_read_ns = now;
-    }
-    return c->token ? c->token : c->config.token;
 }
 
 static int put_escaped(struct buf *b, const char *s)
@@ -263,8 +239,7 @@ static const char *default_reason(int status)
     }
 }
 
-/* Fills everything but retry_after_ms. */
-static void read_answer(int status, struct str body, struct kube_result *out)
+void kube_read_answer(int status, struct str body, struct kube_result *out)
 {
     out->status = status;
     out->object = body.n ? json_parse(body, BODY_MAX, 0, NULL) : NULL;
@@ -280,90 +255,28 @@ static void read_answer(int status, struct str body, struct kube_result *out)
     if (!message)
         err_set(&out->err, kube_errno(status, out->reason), "HTTP %d from the API server (%s)",
                 status, out->reason);
-    int64_t after = json_int_at(out->object, "details.retryAfterSeconds", 0);
-    if (after > 0 && after < 3600)
-        out->retry_after_ms = (unsigned)after * 1000;
+}
+
+unsigned kube_retry_after(const struct http_call *call, const json_t *status)
+{
+    const char *text = call ? http_header(call, "retry-after") : NULL;
+    int64_t s = json_int_at(status, "details.retryAfterSeconds", 0);
+    uint64_t header;
+    if (text && !str_to_u64(str_c(text), 0, 3600, &header))
+        s = (int64_t)header;
+    return s > 0 && s < 3600 ? (unsigned)s * 1000 : 0;
+}
+
+bool kube_asks_to_wait(const struct kube_result *r)
+{
+    return (r->status == 429 || r->status == 503) && r->retry_after_ms &&
+           r->retry_after_ms <= RETRY_AFTER_MS;
 }
 
 void kube_result_fini(struct kube_result *r)
 {
     json_decref(r->object);
     r->object = NULL;
-}
-
-struct headers {
-    char *auth, *type;
-    const char *list[4];
-};
-
-static void headers_init(struct headers *h, struct kube_client *c, const char *content_type)
-{
-    const char *t = token(c);
-    size_t n = 0;
-    *h = (struct headers){0};
-    h->list[n++] = "Accept: application/json";
-    if (t) {
-        h->auth = xasprintf("Authorization: Bearer %s", t);
-        h->list[n++] = h->auth;
-    }
-    if (content_type) {
-        h->type = xasprintf("Content-Type: %s", content_type);
-        h->list[n++] = h->type;
-    }
-}
-
-static void headers_fini(struct headers *h)
-{
-    free(h->auth);
-    free(h->type);
-}
-
-struct http_call *kube_http_start(struct kube_client *c, const char *method, const char *path,
-                                  const char *content_type, struct str body,
-                                  const struct http_request *tmpl, struct err *e)
-{
-    struct headers h;
-    headers_init(&h, c, content_type);
-    CLEANUP(free_charp) char *url = xasprintf("%s%s", c->config.server, path);
-    struct http_request r = *tmpl;
-    r.method = method;
-    r.url = url;
-    r.headers = h.list;
-    r.body = body;
-    struct http_call *call = http_start(c->http, &r, e);
-    headers_fini(&h);
-    return call;
-}
-
-static void unlink_pending(struct pending *p)
-{
-    if (p->next)
-        p->next->prev = p->prev;
-    if (p->prev)
-        p->prev->next = p->next;
-    else
-        p->client->pending = p->next;
-}
-
-static void on_done(const struct http_response *r, void *ctx)
-{
-    struct pending *p = ctx;
-    struct kube_result out = {0};
-    if (r->status && !r->error) {
-        read_answer(r->status, r->body, &out);
-        const char *after = http_header(r->call, "retry-after");
-        uint64_t s;
-        if (after && !str_to_u64(str_c(after), 0, 3600, &s))
-            out.retry_after_ms = (unsigned)s * 1000;
-    } else {
-        err_set(&out.err, r->code ? -r->code : EIO, "the API server at %s does not answer: %s",
-                p->client->config.server, r->error ? r->error : "no response");
-    }
-    unlink_pending(p);
-    if (p->done)
-        p->done(&out, p->ctx);
-    kube_result_fini(&out);
-    free(p);
 }
 
 int kube_start(struct kube_client *c, const struct kube_call *call, struct err *e)
@@ -377,59 +290,95 @@ int kube_start(struct kube_client *c, const struct kube_call *call, struct err *
         buf_fini(&body);
         return err_set(e, EMSGSIZE, "the request's body is too large");
     }
-    struct pending *p = xcalloc(1, sizeof *p);
-    *p = (struct pending){.client = c, .done = call->done, .ctx = call->ctx, .next = c->pending};
+    const char *type = body.n ? content_type_of(call) : NULL;
+    size_t n = body.n;
+    char *keep = path;
+    path = NULL;
+    return kube_send(c, call, method_of(call->verb), keep, type, buf_take(&body), n, e);
+}
+
+struct run {
+    struct kube_client *client;
+    unsigned retry_after_ms;
+};
+
+static int on_run_headers(struct http_call *call, int status, void *ctx)
+{
+    struct run *run = ctx;
+    (void)status;
+    run->retry_after_ms = kube_retry_after(call, NULL);
+    kube_warnings(run->client, call);
+    return 0;
+}
+
+/* One sending. */
+static void run_once(struct kube_client *c, const struct kube_call *call, const char *path,
+                     struct str body, struct kube_result *out)
+{
+    struct kube_headers h;
+    struct run run = {.client = c};
+    struct buf answer;
+    CLEANUP(free_charp) char *url = xasprintf("%s%s", c->config.server, path);
+    *out = (struct kube_result){0};
+    buf_init(&answer, BODY_MAX);
+    kube_headers_init(&h, c, body.n ? content_type_of(call) : NULL);
+    struct http_client_config hc = kube_http_config(c);
     struct http_request r = {
+        .method = method_of(call->verb),
+        .url = url,
+        .headers = h.list,
+        .body = body,
         .max_body_bytes = BODY_MAX,
         .timeout_ms = call->timeout_ms ? call->timeout_ms : TIMEOUT_MS,
-        .on_done = on_done,
-        .ctx = p,
+        .on_headers = on_run_headers,
+        .ctx = &run,
     };
-    p->call = kube_http_start(c, method_of(call->verb), path, body.n ? content_type_of(call) : NULL,
-                              buf_view(&body), &r, e);
-    buf_fini(&body);
-    if (!p->call) {
-        free(p);
-        return -EINVAL;
+    int status = http_run(&hc, &r, &answer, &out->err);
+    if (status > 0)
+        kube_read_answer(status, buf_view(&answer), out);
+    else
+        err_wrap(&out->err, "the API server at %s does not answer", c->config.server);
+    if (out->err.code)
+        out->retry_after_ms =
+            run.retry_after_ms ? run.retry_after_ms : kube_retry_after(NULL, out->object);
+    kube_headers_fini(&h);
+    buf_fini(&answer);
+}
+
+/* Is it to be sent again? Waits for as long as the server said. */
+static bool run_again(struct kube_client *c, const struct kube_call *call,
+                      const struct kube_result *r, unsigned tries, bool *renewed)
+{
+    bool eviction = call->subresource && strcmp(call->subresource, "eviction") == 0;
+    if ((r->status == 401 || r->err.code == EPROTO) && !*renewed) {
+        *renewed = true;
+        return kube_credentials_changed(c);
     }
-    if (c->pending)
-        c->pending->prev = p;
-    c->pending = p;
-    return 0;
+    if (!kube_asks_to_wait(r) || eviction || tries >= RESEND_MAX)
+        return false;
+    struct timespec t = {.tv_sec = r->retry_after_ms / 1000};
+    nanosleep(&t, NULL);
+    return true;
 }
 
 int kube_run(struct kube_client *c, const struct kube_call *call, struct kube_result *out)
 {
     *out = (struct kube_result){0};
-    struct buf body, answer;
+    struct buf body;
+    bool renewed = false;
     CLEANUP(free_charp) char *path = kube_path(call);
     if (!path)
         return err_set(&out->err, EINVAL, "the request's path is too long");
     buf_init(&body, BODY_MAX);
-    buf_init(&answer, BODY_MAX);
     if (write_body(call, &body)) {
         buf_fini(&body);
         return err_set(&out->err, EMSGSIZE, "the request's body is too large");
     }
-    struct headers h;
-    headers_init(&h, c, body.n ? content_type_of(call) : NULL);
-    CLEANUP(free_charp) char *url = xasprintf("%s%s", c->config.server, path);
-    struct http_client_config hc = http_config(c);
-    struct http_request r = {
-        .method = method_of(call->verb),
-        .url = url,
-        .headers = h.list,
-        .body = buf_view(&body),
-        .max_body_bytes = BODY_MAX,
-        .timeout_ms = call->timeout_ms ? call->timeout_ms : TIMEOUT_MS,
-    };
-    int status = http_run(&hc, &r, &answer, &out->err);
-    if (status > 0)
-        read_answer(status, buf_view(&answer), out);
-    else
-        err_wrap(&out->err, "the API server at %s does not answer", c->config.server);
-    headers_fini(&h);
+    run_once(c, call, path, buf_view(&body), out);
+    for (unsigned tries = 0; run_again(c, call, out, tries, &renewed); tries++) {
+        kube_result_fini(out);
+        run_once(c, call, path, buf_view(&body), out);
+    }
     buf_fini(&body);
-    buf_fini(&answer);
     return -out->err.code;
 }

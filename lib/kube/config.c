@@ -103,14 +103,14 @@ static char *beside(const char *config_path, const char *path)
 
 /* PEM text from the inline data or from a file named in the kubeconfig. */
 static int pem(const char *config_path, const char *data, const char *file, char **out,
-               struct err *e)
+               char **out_file, struct err *e)
 {
     if (data)
         *out = xstrdup(data);
     if (data || !file)
         return 0;
-    CLEANUP(free_charp) char *path = beside(config_path, file);
-    return read_text(path, out, e);
+    *out_file = beside(config_path, file);
+    return read_text(*out_file, out, e);
 }
 
 static int from_view(const char *path, const struct file *f, struct kube_config *out, struct err *e)
@@ -127,7 +127,7 @@ static int from_view(const char *path, const struct file *f, struct kube_config 
         out->server[n - 1] = 0;
     out->insecure_skip_verify = c->insecure;
     out->namespace = xstrdup(ctx->namespace ? ctx->namespace : "default");
-    int rc = pem(path, c->ca_data, c->ca_file, &out->ca_pem, e);
+    int rc = pem(path, c->ca_data, c->ca_file, &out->ca_pem, &out->ca_file, e);
     const struct user *u = named(&f->users, sizeof(struct user), ctx->user);
     if (rc || !u)
         return rc;
@@ -135,8 +135,8 @@ static int from_view(const char *path, const struct file *f, struct kube_config 
         out->token = xstrdup(u->token);
     if (u->token_file)
         out->token_file = beside(path, u->token_file);
-    rc = pem(path, u->cert_data, u->cert_file, &out->cert_pem, e);
-    return rc ? rc : pem(path, u->key_data, u->key_file, &out->key_pem, e);
+    rc = pem(path, u->cert_data, u->cert_file, &out->cert_pem, &out->cert_file, e);
+    return rc ? rc : pem(path, u->key_data, u->key_file, &out->key_pem, &out->key_file, e);
 }
 
 static int from_file(const char *path, struct kube_config *out, struct err *e)
@@ -161,7 +161,8 @@ static int in_cluster(struct kube_config *out, struct err *e)
     out->server = strchr(host, ':') ? xasprintf("https://[%s]:%s", host, port)
                                     : xasprintf("https://%s:%s", host, port);
     out->token_file = xstrdup(ACCOUNT "/token");
-    int rc = read_text(ACCOUNT "/ca.crt", &out->ca_pem, e);
+    out->ca_file = xstrdup(ACCOUNT "/ca.crt");
+    int rc = read_text(out->ca_file, &out->ca_pem, e);
     if (!rc)
         rc = read_text(ACCOUNT "/namespace", &out->namespace, e);
     return rc;
@@ -191,6 +192,9 @@ void kube_config_fini(struct kube_config *c)
     free(c->key_pem);
     free(c->token);
     free(c->token_file);
+    free(c->ca_file);
+    free(c->cert_file);
+    free(c->key_file);
     free(c->namespace);
     *c = (struct kube_config){0};
 }

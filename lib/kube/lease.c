@@ -141,6 +141,7 @@ static void request(struct kube_lease *l, enum kube_verb verb, json_t *b, kube_d
         .name = l->name,
         .body = b,
         .timeout_ms = l->cfg.renew_deadline_ms / 2,
+        .urgent = true,
         .done = done,
         .ctx = l,
     };

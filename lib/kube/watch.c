@@ -3,6 +3,7 @@
 #include "lib/base/clock.h"
 #include "lib/base/log.h"
 #include "lib/base/rng.h"
+#include "lib/kube/client_int.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -33,11 +34,15 @@ struct kube_watch {
     struct seen *seen;
     struct rng rng;
     uint64_t round, opened_ns;
+    uint64_t healthy_ns; /* since when nothing failed; 0: since the last failure nothing worked */
     unsigned failures;
-    char *rv;          /* where to go on watching; NULL: list first */
-    bool no_streaming; /* the server refused sendInitialEvents */
-    bool initial;      /* inside a streaming list */
-    bool list_latest;  /* "0" was too old: ask for the most recent */
+    unsigned retry_after_ms; /* of an ERROR event */
+    char *rv;                /* where to go on watching; NULL: list first */
+    bool no_streaming;       /* the server refused sendInitialEvents */
+    bool initial;            /* inside a streaming list */
+    bool list_latest;        /* "0" was too old: ask for the most recent */
+    bool relisted;           /* at once, since the last complete list: the next time waits */
+    bool renewed;            /* credentials were read again since the last success */
     bool synced, connected;
     bool refused;        /* the answer's status is not 200: its body is a Status */
     bool relist, failed; /* verdict of the current stream */
@@ -125,11 +130,14 @@ static void again(struct kube_watch *w, unsigned delay_ms)
 static void fail(struct kube_watch *w, const struct err *e, unsigned retry_after_ms)
 {
     uint64_t min = w->cfg.backoff_min_ms, max = w->cfg.backoff_max_ms;
+    if (w->healthy_ns && clock_mono_ns() - w->healthy_ns > HEALTHY_NS)
+        w->failures = 0;
+    w->healthy_ns = 0;
     unsigned shift = w->failures < 16 ? w->failures : 16;
     uint64_t ms = min << shift < max ? min << shift : max;
     ms += (uint64_t)((double)ms * rng_unit(&w->rng));
     if (ms < retry_after_ms)
-        ms = retry_after_ms;
+        ms = retry_after_ms < RETRY_AFTER_MS ? retry_after_ms : RETRY_AFTER_MS;
     w->failures++;
     log_debug("watch failed", LS("kind", w->cfg.kind->kind), LERR(e), LI("retry_ms", ms));
     if (w->cfg.on_error) {
@@ -149,6 +157,7 @@ static void on_silence(uv_timer_t *t)
     struct err e = {0};
     http_cancel(w->call);
     w->call = NULL;
+    kube_distrust(w->client);
     err_set(&e, ETIMEDOUT, "%s: nothing was heard for %u ms", w->cfg.kind->plural,
             w->cfg.silence_ms);
     fail(w, &e, 0);
@@ -223,11 +232,26 @@ static bool stale_status(int64_t code, const char *reason)
     return code == 410 || strcmp(reason, "Expired") == 0 || strcmp(reason, "Gone") == 0;
 }
 
+/* The server (another one, or restored from a copy) has not got that far: it is to list what it
+ * has. */
+static bool too_large(int64_t code, const json_t *status)
+{
+    const json_t *causes = json_at(status, "details.causes"), *cause;
+    size_t i;
+    json_array_foreach (causes, i, cause)
+        if (strcmp(json_str_at(cause, "reason", ""), "ResourceVersionTooLarge") == 0)
+            return true;
+    return code == 504 &&
+           strncmp(json_str_at(status, "message", ""), "Too large resource version", 26) == 0;
+}
+
 static void error_event(struct kube_watch *w, const json_t *status)
 {
     const char *reason = json_str_at(status, "reason", "");
-    if (stale_status(json_int_at(status, "code", 0), reason))
+    int64_t code = json_int_at(status, "code", 0);
+    if (stale_status(code, reason) || too_large(code, status))
         w->relist = true;
+    w->retry_after_ms = kube_retry_after(NULL, status);
     w->failed = true;
     log_debug("watch: error event", LS("kind", w->cfg.kind->kind), LS("reason", reason),
               LS("message", json_str_at(status, "message", "")));
@@ -241,6 +265,7 @@ static void bookmark(struct kube_watch *w, const json_t *object)
     if (w->initial && end && strcmp(end, "true") == 0) {
         w->initial = false;
         w->failures = 0;
+        w->relisted = false;
         sweep(w);
     }
 }
@@ -302,19 +327,48 @@ static int on_data(struct http_call *call, struct str piece, void *ctx)
 static int on_headers(struct http_call *call, int status, void *ctx)
 {
     struct kube_watch *w = ctx;
-    (void)call;
+    kube_warnings(w->client, call);
     w->connected = status == 200;
     w->refused = status != 200;
+    if (w->connected) {
+        w->renewed = false;
+        w->healthy_ns = w->healthy_ns ? w->healthy_ns : clock_mono_ns();
+    }
     return 0;
 }
 
-/* What the server said instead of a list or a stream ("pods is forbidden: …"). */
-static void refusal(const struct kube_watch *w, int status, struct str body, struct err *e)
+/* No list, or no stream: what the server said instead ("pods is forbidden: …"), and when to try
+ * again. */
+static void refused(struct kube_watch *w, const struct http_response *r, struct str body)
 {
-    CLEANUP(json_decrefp) json_t *o = json_parse(body, STATUS_MAX, 0, NULL);
+    struct err e = {0};
+    int status = r->error ? 0 : r->status;
+    CLEANUP(json_decrefp) json_t *o = status ? json_parse(body, STATUS_MAX, 0, NULL) : NULL;
     const char *message = json_str_at(o, "message", NULL);
-    err_set(e, kube_errno(status, ""), "%s: HTTP %d%s%s", w->cfg.kind->plural, status,
-            message ? ": " : "", message ? message : "");
+    bool auth = status == 401 || r->code == -EPROTO;
+    bool again_at_once = false;
+    if (auth && !w->renewed) {
+        again_at_once = kube_credentials_changed(w->client);
+        w->renewed = true;
+    }
+    if (status == 410 || too_large(status, o)) {
+        again_at_once = !w->relisted;
+        w->relisted = w->list_latest = true;
+        free(w->rv);
+        w->rv = NULL;
+    }
+    if (r->code == -ETIMEDOUT)
+        kube_distrust(w->client);
+    if (again_at_once) {
+        again(w, 0);
+        return;
+    }
+    if (status)
+        err_set(&e, kube_errno(status, ""), "%s: HTTP %d%s%s", w->cfg.kind->plural, status,
+                message ? ": " : "", message ? message : "");
+    else
+        err_set(&e, EIO, "%s", r->error ? r->error : "no answer");
+    fail(w, &e, kube_retry_after(status ? r->call : NULL, o));
 }
 
 /* What the end of a stream means: go on, list again, or back off. */
@@ -327,30 +381,31 @@ static void on_stream_done(const struct http_response *r, void *ctx)
     w->call = NULL;
     w->connected = false;
     uv_timer_stop(&w->timer);
-    if (lived > HEALTHY_NS)
-        w->failures = 0;
     if (was_initial && (r->status == 400 || r->status == 422)) {
         w->no_streaming = true;
         again(w, 0);
         return;
     }
-    if (r->status == 410 || w->relist) {
+    if (r->status != 200) {
+        refused(w, r, buf_view(&w->line));
+        return;
+    }
+    if (w->relist) {
         free(w->rv);
         w->rv = NULL;
         w->list_latest = true;
-        if (lived > QUICK_NS) {
+        if (lived > QUICK_NS || !w->relisted) {
+            w->relisted = lived <= QUICK_NS;
             again(w, 0);
             return;
         }
     }
-    if (r->status && r->status != 200)
-        refusal(w, r->status, buf_view(&w->line), &e);
-    else if (r->error && r->code != -ECANCELED)
+    if (r->error && r->code != -ECANCELED)
         err_set(&e, EIO, "%s", r->error);
     else if (w->failed || (lived < QUICK_NS && was_initial))
         err_set(&e, EIO, "the watch ended with an error");
     if (e.code)
-        fail(w, &e, 0);
+        fail(w, &e, w->retry_after_ms);
     else
         again(w, lived < QUICK_NS ? w->cfg.backoff_min_ms : 0);
 }
@@ -361,13 +416,7 @@ static void on_list_done(const struct http_response *r, void *ctx)
     struct err e = {0};
     w->call = NULL;
     if (r->status != 200 || r->error) {
-        if (r->status == 410 || r->status == 504)
-            w->list_latest = true;
-        if (r->status)
-            refusal(w, r->status, r->body, &e);
-        else
-            err_set(&e, EIO, "%s", r->error ? r->error : "no answer");
-        fail(w, &e, 0);
+        refused(w, r, r->body);
         return;
     }
     CLEANUP(json_decrefp) json_t *o = json_parse(r->body, LIST_MAX, 0, &e);
@@ -388,7 +437,7 @@ static void on_list_done(const struct http_response *r, void *ctx)
     if (!leave(w))
         return;
     w->failures = 0;
-    w->list_latest = false;
+    w->list_latest = w->relisted = false;
     again(w, 0);
 }
 
@@ -411,6 +460,7 @@ static void start(struct kube_watch *w, const char *query, const struct http_req
     CLEANUP(free_charp) char *path = url_path(w, query);
     w->opened_ns = clock_mono_ns();
     w->relist = w->failed = w->refused = false;
+    w->retry_after_ms = 0;
     buf_reset(&w->line);
     w->call = kube_http_start(w->client, "GET", path, NULL, (struct str){0}, tmpl, &e);
     if (!w->call)
@@ -421,7 +471,9 @@ static void begin(struct kube_watch *w)
 {
     char query[512];
     unsigned timeout =
-        w->cfg.watch_timeout_s ? w->cfg.watch_timeout_s : (unsigned)(300 + rng_below(&w->rng, 301));
+        w->cfg.watch_timeout_s
+            ? w->cfg.watch_timeout_s
+            : KUBE_WATCH_LIFE_S - (unsigned)rng_below(&w->rng, KUBE_WATCH_LIFE_S / 5 + 1);
     struct http_request stream = {
         .on_headers = on_headers,
         .on_data = on_data,
@@ -429,7 +481,12 @@ static void begin(struct kube_watch *w)
         .ctx = w,
     };
     struct http_request list = {
-        .timeout_ms = 60000, .max_body_bytes = LIST_MAX, .on_done = on_list_done, .ctx = w};
+        .timeout_ms = 60000,
+        .silence_timeout_ms = w->cfg.silence_ms,
+        .max_body_bytes = LIST_MAX,
+        .on_done = on_list_done,
+        .ctx = w,
+    };
     w->initial = false;
     if (!w->rv && w->no_streaming) {
         start(w, w->list_latest ? "resourceVersion=" : "resourceVersion=0", &list);
@@ -465,7 +522,7 @@ int kube_watch_start(struct kube_client *c, const struct kube_watch_config *cfg,
     w->cfg = *cfg;
     w->cfg.backoff_min_ms = cfg->backoff_min_ms ? cfg->backoff_min_ms : 800;
     w->cfg.backoff_max_ms = cfg->backoff_max_ms ? cfg->backoff_max_ms : 30000;
-    w->cfg.silence_ms = cfg->silence_ms ? cfg->silence_ms : 90000;
+    w->cfg.silence_ms = cfg->silence_ms ? cfg->silence_ms : KUBE_SILENCE_MS;
     w->namespace = dup_or_null(cfg->namespace);
     w->label_selector = dup_or_null(cfg->label_selector);
     w->field_selector = dup_or_null(cfg->field_selector);

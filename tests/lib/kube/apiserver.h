@@ -20,12 +20,14 @@ struct answer {
     const char *body;
     size_t piece; /* bytes a turn; 0: all at once */
     bool hold;    /* keep the stream open */
+    bool whole;   /* not a stream: several may be answered at once */
     bool drop;    /* break the connection off */
     const char *header, *value;
 };
 
 struct seen_request {
-    char method[8], path[128], query[512], type[64], auth[64], body[2048];
+    char method[8], path[128], query[512], type[64], auth[64], body[2048], peer[64];
+    uint64_t at_ns;
 };
 
 struct apiserver {
@@ -86,10 +88,12 @@ static inline void apiserver_handle(struct httpd_req *r, void *ctx)
     snprintf(q->body, sizeof q->body, "%.*s", STR_ARG(httpd_body(r)));
     snprintf(q->type, sizeof q->type, "%s", type ? type : "");
     snprintf(q->auth, sizeof q->auth, "%s", auth ? auth : "");
+    snprintf(q->peer, sizeof q->peer, "%s", httpd_peer(r));
+    q->at_ns = clock_mono_ns();
     if (a->header)
         httpd_set_header(r, a->header, a->value);
-    if (a->status && a->status != 200) {
-        httpd_reply(r, a->status, "application/json", str_c(a->body));
+    if (a->whole || (a->status && a->status != 200)) {
+        httpd_reply(r, a->status ? a->status : 200, "application/json", str_c(a->body));
         return;
     }
     httpd_on_close(r, apiserver_close, s);
@@ -106,31 +110,54 @@ static inline void apiserver_limit(uv_timer_t *t)
     uv_stop(&s->loop);
 }
 
-static inline void apiserver_start(struct apiserver *s, const struct answer *script, size_t steps)
+static inline void apiserver_listen(struct apiserver *s, uint16_t port, const char *cert,
+                                    const char *key)
+{
+    struct err e = {0};
+    struct httpd_config hc = {.loop = &s->loop,
+                              .host = "127.0.0.1",
+                              .port = port,
+                              .max_body_bytes = 1u << 20,
+                              .tls_cert_pem = cert,
+                              .tls_key_pem = key,
+                              .handler = apiserver_handle,
+                              .ctx = s};
+    if (httpd_start(&hc, &s->httpd, &e))
+        fail_msg("%s", e.msg);
+}
+
+static inline void apiserver_connect(struct apiserver *s, const char *scheme, uint16_t port,
+                                     struct kube_config kc)
 {
     struct err e = {0};
     char url[64];
+    snprintf(url, sizeof url, "%s://127.0.0.1:%u", scheme, port);
+    kc.server = url;
+    if (kube_client_new(&s->loop, &kc, "test", &s->client, &e))
+        fail_msg("%s", e.msg);
+}
+
+/* Neither server nor client yet. */
+static inline void apiserver_init(struct apiserver *s, const struct answer *script, size_t steps)
+{
     memset(s, 0, sizeof *s);
     assert_true(steps <= STEPS_MAX);
     if (steps)
         memcpy(s->script, script, steps * sizeof *script);
     s->steps = steps;
     uv_loop_init(&s->loop);
-    struct httpd_config hc = {.loop = &s->loop,
-                              .host = "127.0.0.1",
-                              .max_body_bytes = 1u << 20,
-                              .handler = apiserver_handle,
-                              .ctx = s};
-    if (httpd_start(&hc, &s->httpd, &e))
-        fail_msg("%s", e.msg);
-    snprintf(url, sizeof url, "http://127.0.0.1:%u", httpd_port(s->httpd));
-    struct kube_config kc = {.server = url, .token = (char *)(uintptr_t) "secret-token"};
-    if (kube_client_new(&s->loop, &kc, "test", &s->client, &e))
-        fail_msg("%s", e.msg);
     uv_timer_init(&s->loop, &s->tick);
     uv_timer_init(&s->loop, &s->limit);
     s->tick.data = s->limit.data = s;
     uv_timer_start(&s->tick, apiserver_tick, 1, 1);
+}
+
+static inline void apiserver_start(struct apiserver *s, const struct answer *script, size_t steps)
+{
+    struct kube_config kc = {.token = (char *)(uintptr_t) "secret-token"};
+    apiserver_init(s, script, steps);
+    apiserver_listen(s, 0, NULL, NULL);
+    apiserver_connect(s, "http", httpd_port(s->httpd), kc);
 }
 
 /* Runs until uv_stop is called by a callback of the test. */

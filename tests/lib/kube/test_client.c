@@ -178,7 +178,11 @@ static void retry_after_is_read_from_the_header_and_the_body(void **state)
     (void)state;
     apiserver_start(&s, script, 2);
     for (unsigned i = 0; i < 2; i++) {
-        struct kube_call c = {.verb = KUBE_GET, .kind = &kube_pods, .namespace = "d", .name = "a"};
+        struct kube_call c = {.verb = KUBE_GET,
+                              .kind = &kube_pods,
+                              .namespace = "d",
+                              .name = "a",
+                              .urgent = true}; /* is told at once */
         call(&s, &c, &r);
         assert_int_equal(r.retry_after_ms, i ? 2000 : 3000);
         assert_int_equal(r.code, EBUSY);

@@ -217,6 +217,82 @@ static void errors_are_retried_with_growing_delays(void **state)
     end(&l);
 }
 
+static unsigned ms_between(const struct log *l, size_t a, size_t b)
+{
+    return (unsigned)((l->s.seen[b].at_ns - l->s.seen[a].at_ns) / NS_PER_MS);
+}
+
+static void a_watch_waits_for_as_long_as_the_server_says(void **state)
+{
+    static const struct answer waits[] = {
+        {.status = 429, .body = "{}", .header = "Retry-After", .value = "1"},
+        {.status = 503, .body = "{\"details\":{\"retryAfterSeconds\":1}}"},
+        {.body = EVENT("ERROR", "{\"kind\":\"Status\",\"code\":429,\"reason\":\"TooManyRequests\","
+                                "\"details\":{\"retryAfterSeconds\":1}}")},
+    };
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        struct log l;
+        struct answer script[] = {{.body = INITIAL_END("7") BOOKMARK("8")},
+                                  waits[i],
+                                  {.body = EVENT("ADDED", POD("a", "1", "9")), .hold = true}};
+        begin(&l, script, 3);
+        run_until(&l, "+a");
+        assert_string_equal(l.text, "synced +a "); /* no relist */
+        assert_in_range(ms_between(&l, 1, 2), 990, 3000);
+        assert_non_null(strstr(l.s.seen[2].query, "resourceVersion=8"));
+        end(&l);
+    }
+}
+
+#define TOO_LARGE                                                                                  \
+    "{\"kind\":\"Status\",\"code\":504,\"reason\":\"Timeout\",\"message\":\"Too large resource "   \
+    "version: 9, current: 3\",\"details\":{\"causes\":[{\"reason\":\"ResourceVersionTooLarge\"}]," \
+    "\"retryAfterSeconds\":5}}"
+
+/* The server was restored from a copy, or another one answers that is behind. */
+static void a_version_the_server_has_not_reached_lists_again_at_once(void **state)
+{
+    static const struct answer answers[] = {{.status = 504, .body = TOO_LARGE},
+                                            {.body = EVENT("ERROR", TOO_LARGE)}};
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        struct log l;
+        struct answer script[] = {
+            {.body = EVENT("ADDED", POD("a", "1", "5")) INITIAL_END("9")},
+            answers[i],
+            {.body = EVENT("ADDED", POD("b", "2", "3")) INITIAL_END("3"), .hold = true},
+        };
+        begin(&l, script, 3);
+        l.until_syncs = 2;
+        apiserver_run(&l.s);
+        assert_string_equal(l.text, "+a synced +b -a synced ");
+        assert_in_range(ms_between(&l, 1, 2), 0, 900);
+        assert_non_null(strstr(l.s.seen[2].query, "sendInitialEvents"));
+        end(&l);
+    }
+}
+
+static void a_list_that_is_too_large_asks_for_the_most_recent_at_once(void **state)
+{
+    struct log l;
+    struct answer script[] = {
+        {.status = 422, .body = "{}"},
+        {.status = 504, .body = TOO_LARGE},
+        {.status = 504, .body = TOO_LARGE}, /* again: now it waits */
+        {.body = "{\"metadata\":{\"resourceVersion\":\"3\"},\"items\":[]}"},
+        {.body = BOOKMARK("4"), .hold = true},
+    };
+    (void)state;
+    begin(&l, script, 5);
+    run_until(&l, "synced");
+    assert_non_null(strstr(l.s.seen[1].query, "resourceVersion=0"));
+    assert_null(strstr(l.s.seen[2].query, "resourceVersion=0"));
+    assert_in_range(ms_between(&l, 1, 2), 0, 900);
+    assert_in_range(ms_between(&l, 2, 3), 4990, 9000);
+    end(&l);
+}
+
 static void nonsense_in_the_stream_starts_it_again(void **state)
 {
     struct log l;
@@ -377,6 +453,9 @@ int main(void)
         cmocka_unit_test(a_list_that_breaks_off_is_begun_again),
         cmocka_unit_test(an_expired_version_lists_again_and_what_vanished_is_deleted),
         cmocka_unit_test(errors_are_retried_with_growing_delays),
+        cmocka_unit_test(a_watch_waits_for_as_long_as_the_server_says),
+        cmocka_unit_test(a_version_the_server_has_not_reached_lists_again_at_once),
+        cmocka_unit_test(a_list_that_is_too_large_asks_for_the_most_recent_at_once),
         cmocka_unit_test(nonsense_in_the_stream_starts_it_again),
         cmocka_unit_test(a_silent_stream_is_given_up),
         cmocka_unit_test(a_watch_may_be_stopped_from_its_own_callback),
