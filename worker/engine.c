@@ -197,7 +197,7 @@ static void take_mails(struct engine *g)
 
 static void check_pool(struct engine *g)
 {
-    uint32_t *refs = xcalloc(g->c.n_blocks, sizeof *refs);
+    uint32_t *refs = xcalloc(kv_counts(g->kv).total, sizeof *refs);
     for (const struct request *r = g->requests; r; r = r->next)
         for (uint16_t i = 0; i < r->wire.n; i++)
             for (uint32_t b = 0; b < r->seqs[i].n_blocks; b++)
@@ -253,6 +253,7 @@ static void fill_status(struct engine *g)
     metric_set(g->m.blocks_cached, c.cached);
     metric_set(g->m.blocks_used, c.used);
     metric_set(g->m.blocks_quarantined, c.quarantined);
+    deal_measure(g);
 }
 
 static const char *phase_of(const struct request *r)
@@ -418,6 +419,7 @@ static void metrics_init(struct engine_metrics *m)
                                 "All-reduces between the ranks of this stage");
     m->collective_s = metric_new(METRIC_COUNTER, "baton_worker_collective_seconds_total",
                                  "Time of rank 0 in collectives of its stage, waiting included");
+    deal_metrics(m);
     m->ended = metric_family(METRIC_COUNTER, "baton_worker_ends_total",
                              "Choices and requests that ended, by reason", "reason", NULL, 0);
 }
@@ -435,7 +437,7 @@ static int open_xfer(struct engine *g, struct err *e)
                          .pool = c->pool,
                          .slices = c->slices,
                          .n_slices = c->n_slices,
-                         .n_blocks = c->n_blocks,
+                         .n_blocks = kv_counts(g->kv).total,
                          .n_layers = c->kv.n_layers,
                          .block_bytes = c->kv.block_bytes,
                          .piece_bytes = c->kv.piece_bytes,
@@ -479,6 +481,11 @@ static void engine_free(struct engine *g)
     free(g);
 }
 
+static uint32_t data_ranks(const struct engine_config *c)
+{
+    return c->model_layout.data > 1 ? c->model_layout.data : 1;
+}
+
 static struct engine *engine_make(const struct engine_config *c)
 {
     const struct model_config *mc = model_config(c->model);
@@ -493,7 +500,8 @@ static struct engine *engine_make(const struct engine_config *c)
     g->context = c->max_context;
     uint64_t room = (uint64_t)c->n_blocks * c->kv.block_tokens;
     g->context = room < g->context ? (uint32_t)room : g->context;
-    g->kv = kv_new(c->n_blocks, c->kv.block_tokens);
+    uint32_t data = data_ranks(c);
+    g->kv = kv_new(c->n_blocks * data, data, c->kv.block_tokens);
     g->sampler = sampler_new(mc->vocab);
     g->mail_tail = &g->mail;
     g->out_tail = &g->out;
@@ -515,7 +523,8 @@ static int make_group(struct engine *g, struct err *e)
                                       .max_rows = c->max_rows,
                                       .block_tokens = c->kv.block_tokens,
                                       .kv_dtype = c->kv_dtype,
-                                      .pool_blocks = c->n_blocks}};
+                                      .pool_blocks = c->n_blocks,
+                                      .group = c->dispatch}};
     for (uint32_t r = 0; c->world && r < comm_ranks(c->world); r++) {
         o.apart[r] = c->apart[r];
         o.copies[r] = c->copies[r];

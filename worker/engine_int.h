@@ -69,6 +69,9 @@ struct engine_metrics {
     struct metric_family *ended; /* by reason */
     struct metric *bubble, *collectives, *collective_s;
     uint64_t seen_collectives, seen_wait_ns;
+    struct metric *rank_seqs[2], *rank_blocks[2]; /* of data ranks: the most, the mean */
+    struct metric *expert_rows[2], *rebalances;   /* likewise of expert ranks */
+    struct model_work_stats seen;
 };
 
 struct engine {
@@ -113,6 +116,16 @@ struct engine {
 
 /* sleep.c */
 void engine_rung(struct engine *g); /* sleeps or wakes, when that is wanted and possible */
+
+/* deal.c: data ranks of sequences that wait */
+struct place_rank;
+uint32_t deal_running(const struct engine *g, uint32_t rank); /* sequences there */
+/* What each data rank has to do, [kv_ranks()]; then one after the other is dealt, and counted. */
+void deal_begin(struct engine *g, struct place_rank *ranks);
+void deal_seq(struct engine *g, struct place_rank *ranks, struct seq *s);
+void deal_metrics(struct engine_metrics *m);
+void deal_measure(struct engine *g); /* data ranks */
+void deal_measure_experts(struct engine *g, const struct model_work_stats *now);
 
 /* queue.c: who waits and who runs */
 void queue_push(struct engine *g, struct seq *s); /* to the tail */

@@ -9,6 +9,7 @@
  * until the transfer is released, whatever becomes of it. */
 #include "lib/base/clock.h"
 #include "lib/base/log.h"
+#include "lib/decide/place.h"
 #include "lib/wire/le.h"
 #include "worker/engine_int.h"
 
@@ -91,12 +92,15 @@ static void compute_here(struct engine *g, struct request *r, const char *why)
     queue_push_head(g, &r->seqs[0]);
 }
 
-/* Holds the cached prefix, unless the pool is too small to keep idle blocks waiting for a remote
- * prefill. */
+/* At the data rank where the answer is to be decoded: holds the cached prefix, unless the pool is
+ * too small to keep idle blocks waiting for a remote prefill. */
 static void hold_prefix(struct engine *g, struct seq *s, struct inbound *in)
 {
-    struct kv_counts c = kv_counts(g->kv);
+    struct place_rank ranks[SCHEDULE_RANKS_MAX];
     uint32_t idle, max = (s->n_tokens - 1) / g->c.kv.block_tokens;
+    deal_begin(g, ranks);
+    deal_seq(g, ranks, s);
+    struct kv_counts c = kv_counts_of(g->kv, s->rank);
     in->have = xmalloc((max + 1) * sizeof *in->have);
     in->n_have = seq_find(s, g->kv, in->have, max, &idle);
     if (idle + c.total / 4 > c.free)
@@ -168,33 +172,38 @@ static void on_ask(struct engine *g, const struct xfer_event *ev)
 
 static bool grant(struct engine *g, struct inbound *in)
 {
-    struct kv_counts c = kv_counts(g->kv);
-    uint32_t granted = 0;
+    uint32_t granted = 0, rank = in->req->seqs[0].rank;
+    struct kv_counts c = kv_counts_of(g->kv, rank);
     for (struct inbound *x = g->inbounds; x; x = x->next)
-        granted += x->n_granted;
-    if (in->asked + g->n_running > c.free || (granted && granted + in->asked > c.total / 2))
+        granted += x->n_granted && kv_rank_of(g->kv, x->granted[0]) == rank ? x->n_granted : 0;
+    if (in->asked + deal_running(g, rank) > c.free ||
+        (granted && granted + in->asked > c.total / 2))
         return false;
     in->granted = xmalloc((in->asked + 1) * sizeof *in->granted);
     for (; in->n_granted < in->asked; in->n_granted++)
-        in->granted[in->n_granted] = kv_alloc(g->kv);
+        in->granted[in->n_granted] = kv_alloc(g->kv, rank);
     in->asking = false;
     xfer_grant(g->xfer, in->id, in->granted, in->n_granted);
     return true;
 }
 
+/* First come, first served, at each data rank. */
 void handover_grant(struct engine *g)
 {
-    for (;;) {
+    for (uint64_t full = 0;;) {
         struct inbound *first = NULL;
         for (struct inbound *in = g->inbounds; in; in = in->next)
-            if (in->asking && (!first || in->asked_ns <= first->asked_ns))
+            if (in->asking && !(full >> in->req->seqs[0].rank & 1) &&
+                (!first || in->asked_ns <= first->asked_ns))
                 first = in;
         if (!first)
             return;
         if (grant(g, first))
             continue;
-        if (g->now_ns - first->asked_ns < GRANT_WAIT_NS)
-            return;
+        if (g->now_ns - first->asked_ns < GRANT_WAIT_NS) {
+            full |= 1ull << first->req->seqs[0].rank;
+            continue;
+        }
         first->asking = false;
         xfer_reject(g->xfer, first->id, "no room in the KV pool");
     }

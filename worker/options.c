@@ -120,11 +120,6 @@ int options_parse(int argc, char **argv, struct options *o, struct err *e)
     if ((uint64_t)l.tensor * l.pipeline * l.data > MODEL_RANKS_MAX)
         return err_set(e, EINVAL, "a layout of %llu ranks: up to %u work",
                        (unsigned long long)l.tensor * l.pipeline * l.data, MODEL_RANKS_MAX);
-    if (l.data > 1 && !o->score)
-        return err_set(e, ENOTSUP,
-                       "data parallelism of %u: --score runs it, a served group "
-                       "has one data rank",
-                       l.data);
     if (l.data == 1 && l.expert > 1 && l.expert != l.tensor)
         return err_set(e, ENOTSUP, "experts over %u ranks: over 1 or over all %u tensor ranks",
                        l.expert, l.tensor);
@@ -321,7 +316,8 @@ int options_budget(const struct options *o, const struct model_config *m, bool l
         b.context = (uint32_t)o->max_context;
     b.logit_rows = (uint32_t)o->max_running + 16;
     b.other_bytes = other_bytes(o, m, b.logit_rows) * (model_layout_ranks(&l) / o->pods);
-    int rc = options_kv_dtype(o, &b.dtype, e);
+    int rc = model_layout_check(m, &l, e);
+    rc = rc ? rc : options_kv_dtype(o, &b.dtype, e);
     rc = rc ? rc : model_kv_init(&b.kv, m, b.dtype, (uint32_t)o->block_tokens, e);
     rc = rc ? rc : model_shard_check(m, &s, e);
     if (rc)

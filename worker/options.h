@@ -37,7 +37,7 @@ int options_dispatch(const struct options *o, struct model_group *out, struct er
 struct budget {
     struct model_kv kv, part; /* of the whole model; of this rank's part */
     enum model_kv_dtype dtype;
-    uint32_t context, logit_rows, n_blocks;
+    uint32_t context, logit_rows, n_blocks; /* blocks of each data rank */
     /* Of this pod's ranks together: a block, the pools, everything but weights and pools. */
     uint64_t pod_block_bytes, kv_bytes, other_bytes;
 };

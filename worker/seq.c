@@ -115,14 +115,19 @@ uint32_t seq_find(struct seq *s, const struct kv *kv, uint32_t *blocks, uint32_t
     if ((s->req->wire.flags & WIRE_NO_CACHE) || request_reports_prompt(s->req))
         return 0;
     seq_extend_names(s, kv_block_tokens(kv));
-    return kv_find(kv, s->names, s->tokens, n < max ? n : max, blocks, idle);
+    return kv_find(kv, s->rank, s->names, s->tokens, n < max ? n : max, blocks, idle);
 }
 
 void seq_expect(struct seq *s, const struct kv *kv)
 {
-    uint32_t n = (s->n_tokens - 1) / kv_block_tokens(kv), idle;
+    uint32_t n = (s->n_tokens - 1) / kv_block_tokens(kv), idle, best = 0;
     uint32_t *blocks = xmalloc((n + 1) * sizeof *blocks);
-    s->expected = seq_find(s, kv, blocks, n, &idle) * kv_block_tokens(kv);
+    for (s->rank = 0; s->rank < kv_ranks(kv); s->rank++) {
+        uint32_t hit = seq_find(s, kv, blocks, n, &idle);
+        best = hit > best ? hit : best;
+    }
+    s->rank = 0;
+    s->expected = best * kv_block_tokens(kv);
     free(blocks);
 }
 
@@ -139,7 +144,7 @@ bool seq_grow(struct seq *s, struct kv *kv, uint32_t tokens)
 {
     uint32_t want = (tokens + kv_block_tokens(kv) - 1) / kv_block_tokens(kv);
     while (s->n_blocks < want) {
-        uint32_t b = kv_alloc(kv);
+        uint32_t b = kv_alloc(kv, s->rank);
         if (b == KV_NONE)
             return false;
         seq_add_block(s, b);

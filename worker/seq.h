@@ -29,6 +29,7 @@ struct seq {
     uint32_t n_tokens, cap_tokens;
     uint32_t computed; /* positions that have KV */
     uint32_t expected; /* while it waits: positions that were cached when last looked */
+    uint32_t rank;     /* data rank of its blocks: chosen while it waits */
     uint32_t *blocks, n_blocks, cap_blocks;
     struct block_name *names; /* of the full blocks of tokens[], as far as computed */
     uint32_t n_names, cap_names;
@@ -75,13 +76,13 @@ uint32_t request_generated(const struct seq *s); /* tokens generated, those of a
 void seq_push(struct seq *s, uint32_t token);
 /* Names of all full blocks of tokens[]: the request's own first, then the chain is continued. */
 void seq_extend_names(struct seq *s, uint32_t block_tokens);
-/* Leading full blocks that are cached, at least one token left to compute. */
+/* Leading full blocks that are cached at s->rank, at least one token left to compute. */
 uint32_t seq_find(struct seq *s, const struct kv *kv, uint32_t *blocks, uint32_t max,
                   uint32_t *idle);
-void seq_expect(struct seq *s, const struct kv *kv); /* sets `expected` */
+void seq_expect(struct seq *s, const struct kv *kv); /* sets `expected`, of the best rank */
 void seq_add_block(struct seq *s, uint32_t block);   /* takes over one hold */
-/* Blocks so that `tokens` positions have room; false when the pool is empty (what was got is kept).
- */
+/* Blocks of s->rank so that `tokens` positions have room; false when there are none left (what was
+ * got is kept). */
 bool seq_grow(struct seq *s, struct kv *kv, uint32_t tokens) MUST_CHECK;
 void seq_release(struct seq *s, struct kv *kv); /* gives all blocks back; computed = 0 */
 /* Offers the full blocks up to `computed` to the prefix cache. */

@@ -119,7 +119,7 @@ static int load_alone(struct worker *w, struct err *e)
     const char *hex = w->o->incarnation;
     w->start.ranks = w->start.ranks_per_pod = 1;
     w->start.role = wire_role_parse(w->o->role);
-    if (w->o->tp * w->o->pp > 1)
+    if (w->o->tp * w->o->pp * w->o->dp > 1)
         return err_set(e, EINVAL, "a group of several ranks is started by \"baton-agent launch\"");
     if (w->start.role == WIRE_ROLE_NONE)
         return err_set(e, EINVAL, "--role must be prefill, decode, unified or standby");
@@ -211,7 +211,8 @@ static int start_engine(struct worker *w, struct err *e)
                               .notify = api_notify,
                               .notify_ctx = w->api};
     make_names(w, &c.seed, &c.layout);
-    int rc = xfer_policy_of(o->xfer, &c.xfer_policy, e);
+    int rc = options_dispatch(o, &c.dispatch, e);
+    rc = rc ? rc : xfer_policy_of(o->xfer, &c.xfer_policy, e);
     return rc ? rc : engine_start(&c, &w->engine, e);
 }
 

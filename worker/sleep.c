@@ -15,9 +15,10 @@
 /* Cached blocks lose their names: their bytes go. */
 static void forget(struct engine *g)
 {
-    uint32_t n = 0, *blocks = xcalloc(g->c.n_blocks, sizeof *blocks), b;
-    while ((b = kv_alloc(g->kv)) != KV_NONE)
-        blocks[n++] = b;
+    uint32_t n = 0, *blocks = xcalloc(kv_counts(g->kv).total, sizeof *blocks), b;
+    for (uint32_t r = 0; r < kv_ranks(g->kv); r++)
+        while ((b = kv_alloc(g->kv, r)) != KV_NONE)
+            blocks[n++] = b;
     kv_release(g->kv, blocks, n);
     free(blocks);
 }

@@ -1,6 +1,7 @@
 /* One step of the engine: look, schedule, make room, run the model, sample (engine_int.h). */
 #include "lib/base/clock.h"
 #include "lib/base/log.h"
+#include "lib/decide/place.h"
 #include "worker/engine_int.h"
 
 #include <stdlib.h>
@@ -69,6 +70,7 @@ static struct schedule_seq view(const struct engine *g, const struct seq *s)
                                  .computed = s->computed,
                                  .blocks = s->n_blocks,
                                  .deadline_ns = s->req->deadline_ns,
+                                 .rank = s->rank,
                                  .pinned = s->req->order_id != 0,
                                  .logits_everywhere = request_reports_prompt(s->req)};
 }
@@ -76,15 +78,19 @@ static struct schedule_seq view(const struct engine *g, const struct seq *s)
 static void look(struct engine *g, struct schedule_queue *q)
 {
     struct step_scratch *t = &g->scratch;
-    bool scarce = kv_counts(g->kv).free <= g->n_running;
+    struct place_rank ranks[SCHEDULE_RANKS_MAX];
     for (uint32_t i = 0; i < g->n_running; i++) {
-        t->running[i] = view(g, g->running[i]);
-        t->running[i].idle_blocks = scarce ? own_blocks(g, g->running[i]) : 0;
+        const struct seq *s = g->running[i];
+        bool scarce = kv_counts_of(g->kv, s->rank).free <= g->n_running;
+        t->running[i] = view(g, s);
+        t->running[i].idle_blocks = scarce ? own_blocks(g, s) : 0;
     }
+    deal_begin(g, ranks);
     uint32_t n = 0;
     for (struct seq *s = g->waiting; s && n < LOOK_AHEAD; s = s->next) {
         if (s->req->order_id && !s->req->granted)
             continue;
+        deal_seq(g, ranks, s);
         uint32_t idle, hit = seq_find(s, g->kv, t->hit, t->cap_hit, &idle);
         t->waiting[n] = view(g, s);
         t->waiting[n].blocks = hit;
@@ -189,7 +195,8 @@ static void on_layer(void *ctx, uint32_t layer)
 static int forward(struct engine *g, const struct schedule_step *step, struct err *e)
 {
     struct step_scratch *t = &g->scratch;
-    bool apart = group_has_apart(g->group); /* their KV comes here after the step */
+    bool apart = group_has_apart(g->group);   /* their KV comes here after the step, */
+    bool late = apart || kv_ranks(g->kv) > 1; /* other data ranks' is known to be there then */
     t->n_pushes = 0;
     for (uint32_t i = 0; i < step->n_picks; i++) {
         struct seq *s = t->seqs[i];
@@ -210,10 +217,10 @@ static int forward(struct engine *g, const struct schedule_step *step, struct er
                             .n_segments = step->n_picks,
                             .logits = g->logits,
                             .logits_rows = g->c.logit_rows,
-                            .layer_done = t->n_pushes && !apart ? on_layer : NULL,
+                            .layer_done = t->n_pushes && !late ? on_layer : NULL,
                             .ctx = g};
     int rc = group_forward(g->group, &b, e);
-    for (uint32_t i = 0; !rc && apart && i < t->n_pushes; i++)
+    for (uint32_t i = 0; !rc && late && i < t->n_pushes; i++)
         rc = handover_fetched(g, &t->pushes[i], e);
     return rc;
 }
@@ -229,6 +236,7 @@ static void measure_group(struct engine *g)
         metric_set(g->m.bubble, 1 - (double)r.work.busy_ns / ((double)r.work.step_ns * stages));
     metric_add(g->m.collectives, (double)(r.tensor.all_reduces - g->m.seen_collectives));
     metric_add(g->m.collective_s, (double)(r.tensor.wait_ns - g->m.seen_wait_ns) / 1e9);
+    deal_measure_experts(g, &r.work);
     g->m.seen_collectives = r.tensor.all_reduces;
     g->m.seen_wait_ns = r.tensor.wait_ns;
 }
@@ -258,11 +266,12 @@ void step_fork(struct engine *g, struct seq *s)
     uint32_t bt = g->c.kv.block_tokens, full = first->computed / bt;
     if (s->state == SEQ_ENDED)
         return;
-    uint32_t copy = first->computed % bt ? kv_alloc(g->kv) : KV_NONE;
+    uint32_t copy = first->computed % bt ? kv_alloc(g->kv, first->rank) : KV_NONE;
     if (first->computed % bt && copy == KV_NONE) { /* preempted before it began */
         back_to_queue(g, s);
         return;
     }
+    s->rank = first->rank;
     for (uint32_t i = 0; i < full; i++) {
         kv_hold(g->kv, first->blocks[i]);
         seq_add_block(s, first->blocks[i]);
@@ -352,10 +361,12 @@ bool step_run(struct engine *g)
                                      .logit_rows = g->c.logit_rows,
                                      .max_running = g->c.max_running,
                                      .block_tokens = g->c.kv.block_tokens,
-                                     .spare_blocks = g->n_running};
-    struct schedule_kv kv = {kv_counts(g->kv).free};
+                                     .spare_blocks = 1};
+    struct schedule_kv kv = {{0}};
     struct schedule_step step = {
         .picks = t->picks, .preempted = t->preempted, .expired = t->expired};
+    for (uint32_t r = 0; r < kv_ranks(g->kv); r++)
+        kv.free_blocks[r] = kv_counts_of(g->kv, r).free;
     schedule(&limits, &q, &kv, g->now_ns, &step);
     carry_out(g, &step);
     if (!step.n_picks)

@@ -128,6 +128,7 @@ static int add_slice(struct team *t, uint32_t r, const struct xfer_pool *pool,
     struct model_shard s = model_layout_shard(&t->layout, r);
     struct model_part p;
     struct model_kv kv;
+    uint32_t data = r / (t->layout.tensor * t->layout.pipeline);
     model_part_of(c, &s, &p);
     int rc = model_kv_part(&kv, c, &p, b->dtype, b->kv.block_tokens, e);
     if (rc || !kv.block_bytes)
@@ -137,7 +138,9 @@ static int add_slice(struct team *t, uint32_t r, const struct xfer_pool *pool,
                                                    .layer0 = p.layer0,
                                                    .layers = p.layer1 - p.layer0,
                                                    .head0 = p.kv0,
-                                                   .heads = p.kv1 - p.kv0};
+                                                   .heads = p.kv1 - p.kv0,
+                                                   .block0 = data * b->n_blocks,
+                                                   .blocks = b->n_blocks};
     return 0;
 }
 
@@ -209,7 +212,8 @@ int team_follow(struct team *t, const struct model *m, struct xfer_pool *pool,
                                       .kv_dtype = b->dtype,
                                       .pool_blocks = b->n_blocks}};
     memcpy(c.apart, t->apart, sizeof c.apart);
-    int rc = group_new(&c, &g, e);
+    int rc = options_dispatch(o, &c.work.group, e);
+    rc = rc ? rc : group_new(&c, &g, e);
     if (rc) {
         comm_fail(t->world, e->msg);
         return rc;

@@ -7,8 +7,17 @@ struct state {
     const struct schedule_queue *queue;
     struct schedule_step *step;
     uint64_t now_ns;
-    uint32_t rows_left, logits_left, free, running, youngest;
+    uint32_t rows_left, logits_left, running;
+    struct rank { /* of data-parallel attention: one else */
+        uint32_t free, running, youngest, picks, owed;
+    } ranks[SCHEDULE_RANKS_MAX];
 };
+
+static struct rank *rank_of(struct state *s, const struct schedule_seq *q)
+{
+    ASSERT(q->rank < SCHEDULE_RANKS_MAX);
+    return &s->ranks[q->rank];
+}
 
 static uint32_t blocks_for(const struct state *s, uint32_t tokens)
 {
@@ -61,21 +70,34 @@ static void pick(struct state *s, const struct schedule_seq *q, uint32_t index, 
     t->blocks_taken += blocks;
     s->rows_left -= n;
     s->logits_left -= logits;
-    s->free -= blocks;
+    rank_of(s, q)->free -= blocks;
+    rank_of(s, q)->picks++;
 }
 
-/* Preempts the youngest sequence that is younger than `index`; false when there is none. Sequences
- * younger than the decode in turn have not been picked yet. */
+/* The list stays in order: youngest first. */
+static void add_preempted(struct schedule_step *t, uint32_t index)
+{
+    uint32_t at = t->n_preempted++;
+    for (; at && t->preempted[at - 1] < index; at--)
+        t->preempted[at] = t->preempted[at - 1];
+    t->preempted[at] = index;
+}
+
+/* Preempts the youngest sequence of the same rank that is younger than `index`; false when there is
+ * none. Sequences younger than the decode in turn have not been picked yet. */
 static bool preempt_for(struct state *s, uint32_t index)
 {
-    while (s->youngest > index + 1) {
-        uint32_t v = s->youngest - 1;
+    uint32_t rank = s->queue->running[index].rank;
+    struct rank *r = &s->ranks[rank];
+    while (r->youngest > index + 1) {
+        uint32_t v = r->youngest - 1;
         const struct schedule_seq *q = &s->queue->running[v];
-        s->youngest = v;
-        if (q->pinned || q->held || is_expired(s, q))
+        r->youngest = v;
+        if (q->rank != rank || q->pinned || q->held || is_expired(s, q))
             continue;
-        s->step->preempted[s->step->n_preempted++] = v;
-        s->free += q->idle_blocks;
+        add_preempted(s->step, v);
+        r->free += q->idle_blocks;
+        r->running--;
         s->running--;
         return true;
     }
@@ -95,17 +117,18 @@ static void pick_decodes(struct state *s)
         if (!may_run(s, i) || left(q) != 1)
             continue;
         uint32_t blocks = missing(s, q, 1);
-        while (blocks > s->free && preempt_for(s, i))
+        const struct rank *r = rank_of(s, q);
+        while (blocks > r->free && preempt_for(s, i))
             ;
-        if (blocks <= s->free)
+        if (blocks <= r->free)
             pick(s, q, i, 1, blocks, false);
     }
 }
 
-/* The longest chunk of q, at most n, that the free blocks allow. */
-static uint32_t fit(const struct state *s, const struct schedule_seq *q, uint32_t n)
+/* The longest chunk of q, at most n, that so many free blocks allow. */
+static uint32_t fit(const struct state *s, const struct schedule_seq *q, uint32_t free, uint32_t n)
 {
-    uint64_t room = (uint64_t)(q->blocks + s->free) * s->limits->block_tokens;
+    uint64_t room = (uint64_t)(q->blocks + free) * s->limits->block_tokens;
     if (room <= q->computed)
         return 0;
     return room - q->computed < n ? (uint32_t)(room - q->computed) : n;
@@ -120,58 +143,57 @@ static void pick_begun(struct state *s)
         uint32_t n = chunk(s, q);
         if (!n)
             continue;
-        while (!fit(s, q, n) && !s->step->n_picks && preempt_for(s, i))
+        const struct rank *r = rank_of(s, q);
+        while (!fit(s, q, r->free, n) && !r->picks && preempt_for(s, i))
             ;
-        n = fit(s, q, n);
+        n = fit(s, q, r->free, n);
         if (n)
             pick(s, q, i, n, missing(s, q, n), false);
     }
 }
 
 /* Blocks that begun prompts will still take: they are promised. */
-static uint32_t promised(const struct state *s)
+static void promise(struct state *s)
 {
-    uint32_t n = 0;
+    for (uint32_t r = 0; r < SCHEDULE_RANKS_MAX; r++)
+        s->ranks[r].owed = 0;
     for (uint32_t i = 0; i < s->queue->n_running; i++) {
         const struct schedule_seq *q = &s->queue->running[i];
         if (!is_expired(s, q) && left(q) > 1)
-            n += missing(s, q, left(q));
+            rank_of(s, q)->owed += missing(s, q, left(q));
     }
-    return n;
+    for (uint32_t i = 0; i < s->step->n_picks; i++) {
+        const struct schedule_seq *q = &s->queue->running[s->step->picks[i].index];
+        uint32_t now = missing(s, q, s->step->picks[i].tokens), *owed = &rank_of(s, q)->owed;
+        *owed -= left(q) > 1 && now < *owed ? now : 0;
+    }
 }
 
-/* Rows for a new sequence, 0 when it has to wait; *blocks are taken from the free ones. *owed grows
- * by what its later chunks will take. */
-static uint32_t admit(const struct state *s, const struct schedule_seq *q, uint32_t *owed,
-                      uint32_t *blocks)
+/* Rows for a new sequence, 0 when it has to wait; *blocks are taken from the free ones. What its
+ * later chunks will take is owed. */
+static uint32_t admit(struct state *s, const struct schedule_seq *q, uint32_t *blocks)
 {
+    struct rank *r = rank_of(s, q);
     uint32_t n = chunk(s, q);
     uint32_t whole = missing(s, q, left(q)) + q->idle_blocks;
-    uint64_t reserve = s->running ? (uint64_t)*owed + s->limits->spare_blocks : 0;
+    uint64_t reserve = r->owed + (uint64_t)s->limits->spare_blocks * r->running;
     if (!n)
         return 0;
-    if (whole + reserve <= s->free) {
+    if (whole + (r->running ? reserve : 0) <= r->free) {
         *blocks = q->pinned ? whole : missing(s, q, n) + q->idle_blocks;
-        *owed += whole - *blocks;
+        r->owed += whole - *blocks;
         return n;
     }
-    if (s->running || q->pinned || q->idle_blocks > s->free)
+    if (r->running || q->pinned || q->idle_blocks > r->free)
         return 0;
-    struct state alone = *s;
-    alone.free -= q->idle_blocks;
-    n = fit(&alone, q, n);
+    n = fit(s, q, r->free - q->idle_blocks, n);
     *blocks = missing(s, q, n) + q->idle_blocks;
     return n;
 }
 
 static void pick_new(struct state *s)
 {
-    uint32_t owed = promised(s);
-    for (uint32_t i = 0; i < s->step->n_picks; i++) {
-        const struct schedule_seq *q = &s->queue->running[s->step->picks[i].index];
-        uint32_t now = missing(s, q, s->step->picks[i].tokens);
-        owed -= left(q) > 1 && now < owed ? now : 0;
-    }
+    promise(s);
     for (uint32_t i = 0; i < s->queue->n_waiting && s->rows_left; i++) {
         const struct schedule_seq *q = &s->queue->waiting[i];
         if (q->held || is_expired(s, q))
@@ -179,10 +201,11 @@ static void pick_new(struct state *s)
         uint32_t blocks = 0;
         if (s->running >= s->limits->max_running)
             return;
-        uint32_t n = admit(s, q, &owed, &blocks);
+        uint32_t n = admit(s, q, &blocks);
         if (!n)
             return; /* first come, first served: nobody overtakes */
         pick(s, q, i, n, blocks, true);
+        rank_of(s, q)->running++;
         s->running++;
     }
 }
@@ -208,9 +231,13 @@ void schedule(const struct schedule_limits *limits, const struct schedule_queue 
                       .now_ns = now_ns,
                       .rows_left = limits->step_tokens,
                       .logits_left = limits->logit_rows,
-                      .free = kv->free_blocks,
-                      .running = queue->n_running,
-                      .youngest = queue->n_running};
+                      .running = queue->n_running};
+    for (uint32_t r = 0; r < SCHEDULE_RANKS_MAX; r++) {
+        s.ranks[r].free = kv->free_blocks[r];
+        s.ranks[r].youngest = queue->n_running;
+    }
+    for (uint32_t i = 0; i < queue->n_running; i++)
+        rank_of(&s, &queue->running[i])->running++;
     step->n_picks = step->n_preempted = step->n_expired = 0;
     step->rows = step->logits = step->blocks_taken = 0;
     find_expired(&s);

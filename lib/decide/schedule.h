@@ -14,6 +14,10 @@
  * only with room for their whole prompt. A pinned sequence (a prompt being pushed to another
  * worker) is never preempted and gets all its blocks when admitted.
  *
+ * With data-parallel attention a sequence lies at one of several ranks, whose blocks are its own:
+ * what is said of memory and of others that run holds rank by rank. Rows, logits and sequences are
+ * counted over all.
+ *
  * Guarantees: rows <= step_tokens, logits <= logit_rows, a sequence is picked at most once and
  * never when preempted or expired, blocks taken <= blocks free + freed by the preemptions. When no
  * pinned sequence holds blocks and any ready sequence fits the pool alone, a step is never empty.
@@ -28,7 +32,9 @@ struct schedule_limits {
     uint32_t logit_rows;  /* rows of logits in a step, >= 1 */
     uint32_t max_running; /* sequences admitted at a time, >= 1 */
     uint32_t block_tokens;
-    uint32_t spare_blocks; /* left free by an admission while others run (their next tokens) */
+    /* Left free at a rank by an admission while others run there, for each of them (its next
+     * token). */
+    uint32_t spare_blocks;
 };
 
 struct schedule_seq {
@@ -39,6 +45,7 @@ struct schedule_seq {
     uint32_t idle_blocks; /* running: blocks that only it holds. Waiting: blocks of the hit that
                              nobody holds */
     uint64_t deadline_ns; /* 0: none */
+    uint32_t rank;        /* of its blocks; < SCHEDULE_RANKS_MAX */
     bool pinned;          /* never preempted, all blocks at admission */
     bool held;            /* not to be run now: waits for a grant or for its blocks' release */
     bool logits_everywhere; /* each row gives logits (prompt logprobs), else only the last row of
@@ -52,8 +59,9 @@ struct schedule_queue {
     uint32_t n_waiting;
 };
 
+#define SCHEDULE_RANKS_MAX 64u
 struct schedule_kv {
-    uint32_t free_blocks; /* nobody holds them; cached ones included */
+    uint32_t free_blocks[SCHEDULE_RANKS_MAX]; /* nobody holds them; cached ones included */
 };
 
 struct schedule_pick {

@@ -28,13 +28,18 @@ static bool has_layer(const struct xfer_slice *s, uint32_t layer)
     return layer >= s->layer0 && layer - s->layer0 < s->layers;
 }
 
+static bool has_block(const struct xfer_slice *s, uint32_t block)
+{
+    return !s->blocks || (block >= s->block0 && block - s->block0 < s->blocks);
+}
+
 /* Half `half` of a slice's part of the piece. */
 static struct run run_of(const struct slices *v, const struct xfer_slice *s, uint32_t block,
                          uint32_t layer, uint32_t half)
 {
     size_t hb = head_bytes(v), n = s->heads * hb;
-    uint8_t *p =
-        s->pool.base + block * s->block_bytes + (layer - s->layer0) * slice_piece(v, s) + half * n;
+    uint8_t *p = s->pool.base + (block - s->block0) * s->block_bytes +
+                 (layer - s->layer0) * slice_piece(v, s) + half * n;
     return (struct run){(half * v->heads + s->head0) * hb, n, p};
 }
 
@@ -43,7 +48,7 @@ static struct run find(const struct slices *v, uint32_t block, uint32_t layer, s
 {
     for (uint32_t i = 0; i < v->n; i++)
         for (uint32_t half = 0; half < v->halves; half++) {
-            if (!has_layer(&v->s[i], layer))
+            if (!has_layer(&v->s[i], layer) || !has_block(&v->s[i], block))
                 continue;
             struct run r = run_of(v, &v->s[i], block, layer, half);
             if (at >= r.at && at - r.at < r.n)
@@ -57,7 +62,9 @@ void slices_copy(const struct slices *to, uint32_t to_block, const struct slices
                  uint32_t from_block, uint32_t layer, bool stream)
 {
     for (uint32_t i = 0; i < to->n; i++)
-        for (uint32_t half = 0; half < to->halves && has_layer(&to->s[i], layer); half++) {
+        for (uint32_t half = 0; half < to->halves; half++) {
+            if (!has_layer(&to->s[i], layer) || !has_block(&to->s[i], to_block))
+                break;
             struct run d = run_of(to, &to->s[i], to_block, layer, half);
             while (d.n) {
                 struct run s = find(from, from_block, layer, d.at);
@@ -106,19 +113,26 @@ uint8_t *slices_piece(const struct slices *v, uint32_t block, uint32_t layer)
 static bool slice_fits(const struct slices *v, const struct xfer_slice *s, uint32_t n_blocks,
                        uint32_t n_layers)
 {
-    return s->layer0 <= n_layers && s->layers <= n_layers - s->layer0 && s->head0 <= v->heads &&
+    uint32_t blocks = s->blocks ? s->blocks : n_blocks;
+    return s->block0 <= n_blocks && blocks <= n_blocks - s->block0 && s->layer0 <= n_layers &&
+           s->layers <= n_layers - s->layer0 && s->head0 <= v->heads &&
            s->heads <= v->heads - s->head0 && s->block_bytes <= 1ull << 32 &&
            s->layers * slice_piece(v, s) <= s->block_bytes &&
-           (!s->block_bytes || s->pool.len / s->block_bytes >= n_blocks);
+           (!s->block_bytes || s->pool.len / s->block_bytes >= blocks);
 }
 
-static bool covered(const struct slices *v, uint32_t layer, uint32_t head)
+/* The first block from `from` on that no slice has this layer and head of. */
+static uint32_t covered_to(const struct slices *v, uint32_t layer, uint32_t head, uint32_t from,
+                           uint32_t n_blocks)
 {
-    for (uint32_t i = 0; i < v->n; i++)
-        if (has_layer(&v->s[i], layer) && head >= v->s[i].head0 &&
-            head - v->s[i].head0 < v->s[i].heads)
-            return true;
-    return false;
+    for (uint32_t i = 0; i < v->n && from < n_blocks; i++) {
+        const struct xfer_slice *s = &v->s[i];
+        if (has_layer(s, layer) && head >= s->head0 && head - s->head0 < s->heads &&
+            has_block(s, from))
+            return covered_to(v, layer, head, s->blocks ? s->block0 + s->blocks : n_blocks,
+                              n_blocks);
+    }
+    return from;
 }
 
 static bool sound(const struct slices *v, uint32_t n_blocks, uint32_t n_layers)
@@ -131,7 +145,7 @@ static bool sound(const struct slices *v, uint32_t n_blocks, uint32_t n_layers)
             return false;
     for (uint32_t l = 0; l < n_layers; l++)
         for (uint32_t h = 0; h < v->heads; h++)
-            if (!covered(v, l, h))
+            if (covered_to(v, l, h, 0, n_blocks) < n_blocks)
                 return false;
     return true;
 }
@@ -180,6 +194,8 @@ size_t slices_encode(const struct slices *v, uint8_t body[SLICES_BODY_MAX])
         le_put32(p + 28, s->layers);
         le_put32(p + 32, s->head0);
         le_put32(p + 36, s->heads);
+        le_put32(p + 40, s->block0);
+        le_put32(p + 44, s->blocks);
     }
     return (size_t)(p - body);
 }
@@ -220,7 +236,9 @@ int slices_map(struct slices *out, const uint8_t *body, size_t n, int *fds, uint
                                 .layer0 = le_get32(p + 24),
                                 .layers = le_get32(p + 28),
                                 .head0 = le_get32(p + 32),
-                                .heads = le_get32(p + 36)};
+                                .heads = le_get32(p + 36),
+                                .block0 = le_get32(p + 40),
+                                .blocks = le_get32(p + 44)};
     }
     if (!rc && !sound(&v, n_blocks, n_layers))
         rc = -EINVAL;

@@ -1,8 +1,9 @@
 /* slices.h: a KV pool that lies in slices, each at its own place (private to lib/xfer). A piece,
  * one layer of one block, is canonical outside: `halves` (K and V) x heads x head_bytes. A slice
- * has some layers and some heads of it; heads may lie in several slices, which then hold the same.
- * Offsets in a piece are bytes, so the two ends of a transfer need not agree on heads. One thread,
- * the transfer's; nothing is owned but what slices_map mapped. */
+ * has some layers and some heads of it, perhaps of some blocks only (a data rank's); heads may lie
+ * in several slices, which then hold the same. Offsets in a piece are bytes, so the two ends of a
+ * transfer need not agree on heads. One thread, the transfer's; nothing is owned but what
+ * slices_map mapped. */
 #pragma once
 #include "lib/xfer/xfer.h"
 
@@ -12,8 +13,8 @@ struct slices {
     struct xfer_slice s[XFER_SLICES_MAX];
 };
 
-/* Of a worker's own pool. -EINVAL when the slices don't cover every layer and head, or overlap
- * their pools. */
+/* Of a worker's own pool. -EINVAL when the slices don't cover every layer and head of every block,
+ * or overlap their pools. */
 int slices_of(const struct xfer_cfg *c, struct slices *out, struct err *e) MUST_CHECK;
 bool slices_flat(const struct slices *v); /* one slice with everything in canonical order */
 uint8_t *slices_piece(const struct slices *v, uint32_t block, uint32_t layer); /* of a flat one */
@@ -26,7 +27,7 @@ void slices_scatter(const struct slices *v, uint32_t block, uint32_t layer, cons
 
 /* What a peer on this host is told so that it can map the pool; with as many descriptors. */
 #define SLICES_HEAD_BYTES 16u
-#define SLICE_BYTES       40u
+#define SLICE_BYTES       48u
 #define SLICES_BODY_MAX   (SLICES_HEAD_BYTES + XFER_SLICES_MAX * SLICE_BYTES)
 size_t slices_encode(const struct slices *v, uint8_t body[SLICES_BODY_MAX]);
 /* Maps what a peer has described, of `n_blocks` blocks of n_layers pieces; takes the descriptors

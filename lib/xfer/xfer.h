@@ -61,6 +61,7 @@ struct xfer_slice {
     struct xfer_pool pool;
     size_t block_bytes;
     uint32_t layer0, layers, head0, heads;
+    uint32_t block0, blocks; /* it has these blocks, block0 first in its pool; blocks 0: all */
 };
 #define XFER_SLICES_MAX 64u
 
@@ -85,7 +86,7 @@ struct xfer_cfg {
     enum xfer_policy policy;
     struct xfer_pool pool; /* all of it in one place; else: */
     const struct xfer_slice *slices;
-    uint32_t n_slices; /* together all layers and heads; 0: `pool` */
+    uint32_t n_slices; /* together all layers and heads of all blocks; 0: `pool` */
     uint32_t n_blocks, n_layers;
     size_t block_bytes,
         piece_bytes; /* piece = one layer of one block; n_layers * piece_bytes <= block_bytes */

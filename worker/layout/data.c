@@ -7,8 +7,10 @@ struct data {
     const struct group_config *c;
     struct model_work *w;
     uint32_t ranks, rank, tensor, tensor_rank;
-    struct model_segment *segments; /* of this data rank */
-    uint32_t cap;
+    struct model_segment *all, *mine; /* of a step, with block numbers of their data rank */
+    uint32_t *owners;                 /* [all] */
+    uint32_t cap, *blocks;
+    size_t cap_blocks;
     float *logits; /* of this data rank, at rank 0 of all in turn */
     size_t logits_cap;
 };
@@ -16,13 +18,9 @@ struct data {
 int data_new(const struct group_config *c, struct model_work *w, struct data **out, struct err *e)
 {
     const struct model_layout *l = &c->layout;
-    uint32_t x = l->expert ? l->expert : 1, places = l->tensor * l->data;
-    if (l->pipeline > 1)
-        return err_set(e, ENOTSUP, "data-parallel attention in a pipeline is not supported");
-    if (x > 1 && places % x)
-        return err_set(e, EINVAL, "experts over %u of %u ranks: not evenly", x, places);
-    if (x > 1 && !model_config(c->model)->moe.experts)
-        return err_set(e, EINVAL, "the model has no experts to deal over %u ranks", x);
+    int rc = model_layout_check(model_config(c->model), l, e);
+    if (rc)
+        return rc;
     struct data *d = xcalloc(1, sizeof *d);
     *d = (struct data){.c = c,
                        .w = w,
@@ -38,14 +36,64 @@ void data_free(struct data *d)
 {
     if (!d)
         return;
-    free(d->segments);
+    free(d->all);
+    free(d->mine);
+    free(d->owners);
+    free(d->blocks);
     free(d->logits);
     free(d);
 }
 
-static uint32_t owner(const struct data *d, const struct model_segment *s)
+/* ---- who has which sequence ---- */
+
+static void grow(struct data *d, const struct model_batch *b)
 {
-    return s->n_blocks ? s->blocks[0] % d->ranks : 0;
+    size_t blocks = 0;
+    for (uint32_t i = 0; i < b->n_segments; i++)
+        blocks += b->segments[i].n_blocks;
+    if (b->n_segments > d->cap) {
+        d->cap = 2 * b->n_segments;
+        d->all = xrealloc(d->all, d->cap * sizeof *d->all);
+        d->mine = xrealloc(d->mine, d->cap * sizeof *d->mine);
+        d->owners = xrealloc(d->owners, d->cap * sizeof *d->owners);
+    }
+    if (blocks > d->cap_blocks) {
+        d->cap_blocks = 2 * blocks;
+        d->blocks = xrealloc(d->blocks, d->cap_blocks * sizeof *d->blocks);
+    }
+}
+
+/* d->all and d->owners: the segments of b as their data ranks number blocks. */
+static int sort_out(struct data *d, const struct model_batch *b, struct err *e)
+{
+    uint32_t n = d->c->work.pool_blocks;
+    size_t at = 0;
+    grow(d, b);
+    for (uint32_t i = 0; i < b->n_segments; i++) {
+        const struct model_segment *s = &b->segments[i];
+        uint32_t owner = s->n_blocks ? s->blocks[0] / n : 0;
+        d->all[i] = *s;
+        d->all[i].blocks = d->blocks + at;
+        d->owners[i] = owner;
+        if (owner >= d->ranks)
+            return err_set(e, EINVAL, "block %u: %u data ranks have %u each", s->blocks[0],
+                           d->ranks, n);
+        for (uint32_t k = 0; k < s->n_blocks; k++) {
+            if (s->blocks[k] / n != owner)
+                return err_set(e, EINVAL, "a sequence with blocks at two data ranks, %u and %u",
+                               s->blocks[0], s->blocks[k]);
+            d->blocks[at++] = s->blocks[k] - owner * n;
+        }
+    }
+    return 0;
+}
+
+int data_check(struct data *d, const struct model_batch *b, struct err *e)
+{
+    int rc = sort_out(d, b, e);
+    struct model_batch all = *b;
+    all.segments = d->all;
+    return rc ? rc : model_batch_check(d->w, &all, e);
 }
 
 static int room_for_logits(struct data *d, const struct model_batch *b, struct err *e)
@@ -69,7 +117,7 @@ static void spread(const struct data *d, const struct model_batch *b, uint32_t r
     for (uint32_t i = 0; i < b->n_segments; i++) {
         const struct model_segment *s = &b->segments[i];
         size_t n = (s->n_tokens - s->logits_from) * vocab;
-        if (n && owner(d, s) == rank) {
+        if (n && d->owners[i] == rank) {
             memcpy(b->logits + at, from, n * sizeof *from);
             from += n;
         }
@@ -81,27 +129,33 @@ static uint32_t outputs_of(const struct data *d, const struct model_batch *b, ui
 {
     uint32_t n = 0;
     for (uint32_t i = 0; i < b->n_segments; i++)
-        if (owner(d, &b->segments[i]) == rank)
+        if (d->owners[i] == rank)
             n += b->segments[i].n_tokens - b->segments[i].logits_from;
     return n;
 }
 
-/* The first tensor rank of each data rank has its logits. */
-static int collect(struct data *d, const struct model_batch *b, struct err *e)
+/* What a data rank that had rows sends to rank 0: its logits, or a word that it is done. Its first
+ * tensor rank has come that far only when the others have written their KV. */
+static int report(struct data *d, uint32_t rank, uint32_t outputs, struct err *e)
 {
     size_t row = model_config(d->c->model)->vocab * sizeof(float);
+    uint32_t word = 0, from = rank * d->tensor;
+    void *p = outputs ? (void *)d->logits : &word;
+    size_t n = outputs ? outputs * row : sizeof word;
+    return d->rank ? comm_send(d->c->world, 0, p, n, e) : comm_recv(d->c->world, from, p, n, e);
+}
+
+static int collect(struct data *d, const struct model_batch *b, const uint32_t *rows, struct err *e)
+{
     int rc = 0;
     if (d->tensor_rank)
         return 0;
-    if (d->rank) {
-        uint32_t n = outputs_of(d, b, d->rank);
-        return n ? comm_send(d->c->world, 0, d->logits, n * row, e) : 0;
-    }
+    if (d->rank)
+        return rows[d->rank] ? report(d, d->rank, outputs_of(d, b, d->rank), e) : 0;
     spread(d, b, 0, d->logits);
     for (uint32_t rank = 1; !rc && rank < d->ranks; rank++) {
-        uint32_t n = outputs_of(d, b, rank);
-        if (n)
-            rc = comm_recv(d->c->world, rank * d->tensor, d->logits, n * row, e);
+        if (rows[rank])
+            rc = report(d, rank, outputs_of(d, b, rank), e);
         if (!rc)
             spread(d, b, rank, d->logits);
     }
@@ -114,22 +168,18 @@ int data_forward(struct data *d, const struct model_batch *b, struct err *e)
     int rc = room_for_logits(d, b, e);
     if (rc)
         return rc;
-    if (b->n_segments > d->cap) {
-        d->cap = b->n_segments;
-        d->segments = xrealloc(d->segments, d->cap * sizeof *d->segments);
-    }
-    for (uint32_t i = 0; i < b->n_segments; i++) {
-        uint32_t rank = owner(d, &b->segments[i]);
-        rows[rank] += b->segments[i].n_tokens;
-        if (rank == d->rank)
-            d->segments[n++] = b->segments[i];
+    rc = sort_out(d, b, e);
+    for (uint32_t i = 0; !rc && i < b->n_segments; i++) {
+        rows[d->owners[i]] += d->all[i].n_tokens;
+        if (d->owners[i] == d->rank)
+            d->mine[n++] = d->all[i];
     }
     struct model_batch mine = *b;
-    mine.segments = d->segments;
+    mine.segments = d->mine;
     mine.n_segments = n;
     mine.logits = d->logits;
     mine.logits_rows = model_batch_outputs(b);
     model_work_data_rows(d->w, rows);
-    rc = model_forward(d->c->model, d->w, d->c->pool, &mine, e);
-    return rc ? rc : collect(d, b, e);
+    rc = rc ? rc : model_forward(d->c->model, d->w, d->c->pool, &mine, e);
+    return rc ? rc : collect(d, b, rows, e);
 }

@@ -1,7 +1,7 @@
 /* data.h: data-parallel attention (internal to worker/layout). Every data rank has all KV heads and
  * the KV of its own sequences; experts are dealt over all of them (worker/model/ep.h). The step
- * plan is the same for all: a sequence belongs to the data rank that its first block's number names
- * (modulo their count), so those that share a prefix are together, and nobody has to keep a table.
+ * plan is the same for all: a sequence belongs to the data rank that has its blocks, and nobody has
+ * to keep a table. When a forward has returned at rank 0, every rank has written its KV.
  *
  * Threads: the engine's. */
 #pragma once
@@ -12,5 +12,7 @@ struct data;
 int data_new(const struct group_config *c, struct model_work *w, struct data **out,
              struct err *e) MUST_CHECK;
 void data_free(struct data *d); /* NULL is fine */
+/* Whether data_forward would take the batch. */
+int data_check(struct data *d, const struct model_batch *b, struct err *e) MUST_CHECK;
 /* The whole group's batch: this rank computes its own part; rank 0 gets everybody's logits. */
 int data_forward(struct data *d, const struct model_batch *b, struct err *e) MUST_CHECK;

@@ -153,13 +153,32 @@ const struct model_work *group_work(const struct group *g)
 
 /* ---- rank 0 ---- */
 
+/* Blocks of all data ranks. */
+static uint32_t all_blocks(const struct group *g)
+{
+    return g->c.work.pool_blocks * (g->c.layout.data > 1 ? g->c.layout.data : 1);
+}
+
+/* The number that a block has in a rank's pool; false: it lies at another data rank. */
+static bool block_of(const struct group *g, uint32_t rank, uint32_t *block)
+{
+    const struct model_layout *l = &g->c.layout;
+    uint32_t data = l->data > 1 ? rank / (l->tensor * l->pipeline) : 0, n = g->c.work.pool_blocks;
+    bool here = *block / n == data;
+    *block -= here ? data * n : 0;
+    return here;
+}
+
 /* Blocks between rank 0's copies and the ranks that they are copies of. */
 static int move_copies(struct group *g, const uint32_t *blocks, size_t n, bool out, struct err *e)
 {
     int rc = 0;
     for (uint32_t r = 1; r < group_ranks(g); r++)
         for (size_t i = 0; g->c.apart[r] && i < n && !rc; i++) {
-            uint8_t *p = g->c.copies[r] + blocks[i] * g->block_bytes[r];
+            uint32_t b = blocks[i];
+            if (!block_of(g, r, &b))
+                continue;
+            uint8_t *p = g->c.copies[r] + b * g->block_bytes[r];
             rc = out ? comm_send(g->c.world, r, p, g->block_bytes[r], e)
                      : comm_recv(g->c.world, r, p, g->block_bytes[r], e);
         }
@@ -212,9 +231,9 @@ int group_forward(struct group *g, const struct model_batch *b, struct err *e)
 {
     if (group_ranks(g) == 1)
         return model_forward(g->c.model, g->work, g->c.pool, b, e);
-    int rc = model_batch_check(g->work, b, e); /* the others would refuse it too */
+    int rc = g->data ? data_check(g->data, b, e) : model_batch_check(g->work, b, e);
     if (rc)
-        return rc;
+        return rc; /* the others would refuse it too */
     plan_forward(&g->plan, b);
     rc = send_plan(g, e);
     return rc ? rc : forward(g, b, e);
@@ -223,7 +242,8 @@ int group_forward(struct group *g, const struct model_batch *b, struct err *e)
 static void copy_block(struct group *g, uint32_t from, uint32_t to)
 {
     size_t n = model_work_kv(g->work)->block_bytes;
-    memcpy((uint8_t *)g->c.pool + to * n, (uint8_t *)g->c.pool + from * n, n);
+    if (block_of(g, g->c.rank, &from) && block_of(g, g->c.rank, &to))
+        memcpy((uint8_t *)g->c.pool + to * n, (uint8_t *)g->c.pool + from * n, n);
 }
 
 void group_copy(struct group *g, uint32_t from, uint32_t to)
@@ -387,10 +407,12 @@ static int follow_blocks(struct group *g, size_t *at, bool out, struct err *e)
     size_t bytes = g->block_bytes[g->c.rank];
     int rc = blocks ? 0 : err_set(e, EPROTO, "a list of blocks from rank 0 that ends too early");
     for (uint32_t i = 0; !rc && g->c.apart[g->c.rank] && i < *n; i++) {
-        uint8_t *p = (uint8_t *)g->c.pool + blocks[i] * bytes;
-        if (blocks[i] >= g->c.work.pool_blocks)
+        uint32_t b = blocks[i];
+        bool here = block_of(g, g->c.rank, &b);
+        uint8_t *p = (uint8_t *)g->c.pool + b * bytes;
+        if (blocks[i] >= all_blocks(g))
             rc = err_set(e, EPROTO, "no block %u, which rank 0 names", blocks[i]);
-        else
+        else if (here)
             rc =
                 out ? comm_send(g->c.world, 0, p, bytes, e) : comm_recv(g->c.world, 0, p, bytes, e);
     }
@@ -410,7 +432,7 @@ static int obey(struct group *g, size_t *at, bool *stop, struct err *e)
     case COMMAND_FORWARD: return follow_forward(g, at, e);
     case COMMAND_COPY:
         p = take(&g->plan, at, 2);
-        if (!p || p[0] >= g->c.work.pool_blocks || p[1] >= g->c.work.pool_blocks)
+        if (!p || p[0] >= all_blocks(g) || p[1] >= all_blocks(g))
             return err_set(e, EPROTO, "a copy of no block from rank 0");
         copy_block(g, p[0], p[1]);
         return 0;

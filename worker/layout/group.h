@@ -1,6 +1,7 @@
 /* group.h: the ranks of one model instance as one model (DESIGN.md §5). Rank 0 decides what is
  * computed and broadcasts it as a list of commands, the step plan; the others follow. Block numbers
- * are the same on every rank: each keeps its layers and heads of a block in its own pool.
+ * are the same on every rank: each keeps its layers and heads of a block in its own pool. With data
+ * ranks (data.h) block b lies at data rank b / pool_blocks, as its block b % pool_blocks.
  *
  *   rank 0: group_forward, group_copy, …, group_stop      others: group_follow until that
  *

@@ -102,6 +102,22 @@ uint32_t model_layout_ranks(const struct model_layout *l)
     return parts(l->tensor) * parts(l->pipeline) * parts(l->data);
 }
 
+int model_layout_check(const struct model_config *c, const struct model_layout *l, struct err *e)
+{
+    uint32_t x = parts(l->expert), places = parts(l->tensor) * parts(l->data);
+    if (parts(l->data) == 1)
+        return 0;
+    if (parts(l->pipeline) > 1)
+        return err_set(e, ENOTSUP,
+                       "data-parallel attention in a pipeline of %u stages: one stage is served",
+                       l->pipeline);
+    if (x > 1 && places % x)
+        return err_set(e, EINVAL, "experts over %u of %u ranks: not evenly", x, places);
+    if (x > 1 && x > c->moe.experts)
+        return err_set(e, EINVAL, "experts over %u ranks: the model has %u", x, c->moe.experts);
+    return 0;
+}
+
 struct model_shard model_layout_shard(const struct model_layout *l, uint32_t rank)
 {
     uint32_t t = parts(l->tensor), p = parts(l->pipeline), x = parts(l->expert);

@@ -46,6 +46,9 @@ struct model_layout {
     uint32_t tensor, pipeline, expert, data;
 };
 uint32_t model_layout_ranks(const struct model_layout *l);
+/* With data ranks: whether their experts can be dealt so. */
+int model_layout_check(const struct model_config *c, const struct model_layout *l,
+                       struct err *e) MUST_CHECK;
 struct model_shard model_layout_shard(const struct model_layout *l, uint32_t rank);
 
 /* As model_image_bytes, _fill and model_load (model.h), of one part; NULL: of the whole. */

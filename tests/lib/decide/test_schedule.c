@@ -11,7 +11,8 @@
 #include <string.h>
 #include <cmocka.h>
 
-#define MAX 24
+#define MAX   24
+#define RANKS 3
 static struct schedule_pick picks[2 * MAX], expired[2 * MAX];
 static uint32_t preempted[MAX];
 static struct schedule_step step = {.picks = picks, .preempted = preempted, .expired = expired};
@@ -21,7 +22,7 @@ static void run(const struct schedule_limits *l, const struct schedule_seq *r, u
                 const struct schedule_seq *w, uint32_t nw, uint32_t free_blocks)
 {
     struct schedule_queue q = {r, nr, w, nw};
-    struct schedule_kv kv = {free_blocks};
+    struct schedule_kv kv = {{free_blocks}};
     schedule(l, &q, &kv, 1000, &step);
 }
 
@@ -121,12 +122,12 @@ static bool is_gone(uint32_t index, bool admitted)
 static void check_step(const struct schedule_limits *l, const struct schedule_queue *q,
                        const struct schedule_kv *kv)
 {
-    uint32_t rows = 0, logits = 0, taken = 0, freed = 0;
+    uint32_t rows = 0, logits = 0, all = 0, taken[RANKS] = {0}, freed[RANKS] = {0};
     bool seen[2][MAX] = {{0}};
     for (uint32_t i = 0; i < step.n_preempted; i++) {
         assert_false(q->running[preempted[i]].pinned);
         assert_true(i == 0 || preempted[i] < preempted[i - 1]);
-        freed += q->running[preempted[i]].idle_blocks;
+        freed[q->running[preempted[i]].rank] += q->running[preempted[i]].idle_blocks;
     }
     for (uint32_t i = 0; i < step.n_picks; i++) {
         struct schedule_pick p = picks[i];
@@ -141,13 +142,17 @@ static void check_step(const struct schedule_limits *l, const struct schedule_qu
         logits += s->logits_everywhere ? p.tokens : s->computed + p.tokens == s->tokens;
         uint32_t upto = p.admitted && s->pinned ? s->tokens : s->computed + p.tokens;
         uint32_t need = (upto + l->block_tokens - 1) / l->block_tokens;
-        taken += (need > s->blocks ? need - s->blocks : 0) + (p.admitted ? s->idle_blocks : 0);
+        taken[s->rank] +=
+            (need > s->blocks ? need - s->blocks : 0) + (p.admitted ? s->idle_blocks : 0);
     }
     assert_int_equal(rows, step.rows);
     assert_int_equal(logits, step.logits);
-    assert_int_equal(taken, step.blocks_taken);
     assert_true(rows <= l->step_tokens && logits <= l->logit_rows);
-    assert_true(taken <= kv->free_blocks + freed);
+    for (uint32_t r = 0; r < RANKS; r++) {
+        assert_true(taken[r] <= kv->free_blocks[r] + freed[r]);
+        all += taken[r];
+    }
+    assert_int_equal(all, step.blocks_taken);
 }
 
 static void random_queues_keep_the_guarantees(void **state)
@@ -171,6 +176,7 @@ static void random_queues_keep_the_guarantees(void **state)
                 s->computed -= s->computed % 16;
             s->blocks = (s->computed + 15) / 16;
             s->idle_blocks = s->blocks ? (uint32_t)rng_below(&g, s->blocks + 1) : 0;
+            s->rank = (uint32_t)rng_below(&g, RANKS);
             s->pinned = rng_below(&g, 5) == 0;
             if (s->pinned && i < nr)
                 s->blocks = (s->tokens + 15) / 16;
@@ -179,7 +185,8 @@ static void random_queues_keep_the_guarantees(void **state)
             s->deadline_ns = rng_below(&g, 10) ? 0 : 500 + rng_below(&g, 1000);
         }
         struct schedule_queue q = {r, nr, w, nw};
-        struct schedule_kv kv = {(uint32_t)rng_below(&g, 40)};
+        struct schedule_kv kv = {{(uint32_t)rng_below(&g, 40), (uint32_t)rng_below(&g, 40),
+                                  (uint32_t)rng_below(&g, 40)}};
         schedule(&l, &q, &kv, 1000, &step);
         check_step(&l, &q, &kv);
     }
@@ -195,7 +202,7 @@ struct life {
 
 struct world {
     struct life *running[MAX], *waiting[MAX];
-    uint32_t nr, nw, free, preemptions;
+    uint32_t nr, nw, free[RANKS], preemptions;
 };
 
 static void drop(struct life **a, uint32_t *n, uint32_t i)
@@ -213,16 +220,16 @@ static void live_through(struct world *v, const struct schedule_limits *l)
     for (uint32_t i = 0; i < v->nw; i++)
         w[i] = (was[i] = v->waiting[i])->s;
     struct schedule_queue q = {r, v->nr, w, v->nw};
-    struct schedule_kv kv = {v->free};
+    struct schedule_kv kv = {{v->free[0], v->free[1], v->free[2]}};
     uint32_t old = v->nr;
     schedule(l, &q, &kv, 0, &step);
     check_step(l, &q, &kv);
     assert_true(step.n_picks > 0);
-    v->free -= step.blocks_taken;
     for (uint32_t i = 0; i < step.n_picks; i++) {
         struct life *x = picks[i].admitted ? was[picks[i].index] : ran[picks[i].index];
         x->s.computed += picks[i].tokens;
         uint32_t need = (x->s.computed + l->block_tokens - 1) / l->block_tokens;
+        v->free[x->s.rank] -= need > x->s.blocks ? need - x->s.blocks : 0;
         x->s.blocks = x->s.idle_blocks = need > x->s.blocks ? need : x->s.blocks;
         if (x->s.computed == x->s.tokens && x->s.tokens < x->final)
             x->s.tokens++;
@@ -238,7 +245,7 @@ static void live_through(struct world *v, const struct schedule_limits *l)
     for (uint32_t i = 0; i < step.n_preempted; i++) {
         assert_true(preempted[i] < old);
         struct life *x = ran[preempted[i]];
-        v->free += x->s.blocks;
+        v->free[x->s.rank] += x->s.blocks;
         x->s.blocks = x->s.idle_blocks = x->s.computed = 0;
         drop(v->running, &v->nr, preempted[i]);
         memmove(v->waiting + 1, v->waiting, v->nw * sizeof *v->waiting);
@@ -248,7 +255,7 @@ static void live_through(struct world *v, const struct schedule_limits *l)
     }
     for (uint32_t i = 0; i < v->nr; i++)
         if (v->running[i]->done) {
-            v->free += v->running[i]->s.blocks;
+            v->free[v->running[i]->s.rank] += v->running[i]->s.blocks;
             drop(v->running, &v->nr, i--);
         }
 }
@@ -263,20 +270,52 @@ static void every_sequence_that_fits_alone_ends(void **state)
         uint32_t pool = 4 + (uint32_t)rng_below(&g, 12);
         struct schedule_limits l = {1 + (uint32_t)rng_below(&g, 40), 1 + (uint32_t)rng_below(&g, 6),
                                     1 + (uint32_t)rng_below(&g, 6), 16, 1};
-        struct world v = {.free = pool};
+        struct world v = {.free = {pool, pool, pool}};
+        uint32_t ranks = 1 + (uint32_t)rng_below(&g, RANKS);
         for (uint32_t i = 0; i < 12; i++) {
             lives[i].final = 1 + (uint32_t)rng_below(&g, 16 * pool);
             lives[i].s.tokens = 1 + (uint32_t)rng_below(&g, lives[i].final);
+            lives[i].s.rank = (uint32_t)rng_below(&g, ranks);
             v.waiting[v.nw++] = &lives[i];
         }
         for (int t = 0; v.nr + v.nw; t++) {
             assert_true(t < 20000);
             live_through(&v, &l);
         }
-        assert_int_equal(v.free, pool);
+        for (uint32_t i = 0; i < RANKS; i++)
+            assert_int_equal(v.free[i], pool);
         preemptions += v.preemptions;
     }
     assert_true(preemptions > 100);
+}
+
+static void a_rank_without_blocks_preempts_its_own_youngest(void **state)
+{
+    (void)state;
+    struct schedule_seq r[] = {
+        {.tokens = 33, .computed = 32, .blocks = 2, .idle_blocks = 2, .rank = 1},
+        {.tokens = 21, .computed = 20, .blocks = 2, .idle_blocks = 2, .rank = 1},
+        {.tokens = 33, .computed = 32, .blocks = 2, .idle_blocks = 2, .rank = 2},
+        {.tokens = 90, .computed = 32, .blocks = 2, .idle_blocks = 2, .rank = 2},
+        {.tokens = 33, .computed = 32, .blocks = 3, .idle_blocks = 3}};
+    run(&lim, r, 5, NULL, 0, 0);
+    assert_int_equal(step.n_preempted, 2);
+    assert_int_equal(preempted[0], 3); /* youngest first */
+    assert_int_equal(preempted[1], 1);
+    assert_int_equal(step.n_picks, 3);
+}
+
+static void a_prompt_stuck_at_one_rank_does_not_wait_for_the_others_to_rest(void **state)
+{
+    (void)state;
+    struct schedule_seq r[] = {
+        {.tokens = 90, .computed = 32, .blocks = 2, .idle_blocks = 2, .rank = 1},
+        {.tokens = 90, .computed = 32, .blocks = 2, .idle_blocks = 2, .rank = 1},
+        {.tokens = 33, .computed = 32, .blocks = 3, .idle_blocks = 3}};
+    run(&lim, r, 3, NULL, 0, 0);
+    assert_int_equal(step.n_preempted, 1);
+    assert_int_equal(preempted[0], 1);
+    assert_int_equal(step.n_picks, 2);
 }
 
 int main(void)
@@ -290,6 +329,8 @@ int main(void)
         cmocka_unit_test(what_is_past_its_deadline_is_reported_and_not_run),
         cmocka_unit_test(random_queues_keep_the_guarantees),
         cmocka_unit_test(every_sequence_that_fits_alone_ends),
+        cmocka_unit_test(a_rank_without_blocks_preempts_its_own_youngest),
+        cmocka_unit_test(a_prompt_stuck_at_one_rank_does_not_wait_for_the_others_to_rest),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

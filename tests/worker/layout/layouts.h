@@ -39,7 +39,7 @@ struct layouts_result {
 
 struct side { /* one of the two models */
     struct model *m;
-    uint32_t *blocks;
+    uint32_t *blocks; /* as the group numbers them; sequences take turns at data ranks */
     void *pool;
     float *logits;
 };
@@ -73,15 +73,16 @@ static inline struct model_work_options layouts_work(const struct layouts *l)
                                                  .move_bytes = l->move_bytes}};
 }
 
-static inline void side_init(struct side *s, const struct layouts *l, const struct model_kv *kv)
+static inline void side_init(struct side *s, const struct layouts *l, const struct model_kv *kv,
+                             uint32_t data)
 {
-    uint32_t n = l->n_seqs * layouts_blocks(l);
+    uint32_t per = layouts_blocks(l), n = l->n_seqs * per;
     size_t bytes = (n * kv->block_bytes + 63) & ~(size_t)63;
     s->pool = aligned_alloc(64, bytes + 64);
     memset(s->pool, 0xff, bytes); /* NaN: what was not written must not be read */
     s->blocks = malloc(n * sizeof *s->blocks);
     for (uint32_t i = 0; i < n; i++)
-        s->blocks[i] = n - 1 - i;
+        s->blocks[i] = i / per % data * n + n - 1 - i;
 }
 
 /* Segment of a sequence's tokens [from, from + n). */
@@ -133,7 +134,7 @@ static inline int layouts_lead(const struct layouts *l, struct group *g, struct 
     rc = rc ? rc : model_work_new(whole.m, &o, &w, e);
     if (rc)
         return rc;
-    side_init(&whole, l, model_work_kv(w));
+    side_init(&whole, l, model_work_kv(w), 1);
     uint32_t vocab = model_config(whole.m)->vocab;
     uint32_t stride = layouts_blocks(l) * MODEL_BLOCK_TOKENS;
     uint32_t *tokens = calloc((size_t)l->n_seqs * stride, sizeof *tokens);
@@ -183,7 +184,7 @@ static inline int layouts_rank(struct comm *world, struct ranks *r, void *arg)
     if (!rc) {
         if (l->damaged == me + 1)
             side_damage(s.m);
-        side_init(&s, l, &kv);
+        side_init(&s, l, &kv, l->layout.data ? l->layout.data : 1);
         c.pool = s.pool;
         rc = group_new(&c, &g, &e);
     }

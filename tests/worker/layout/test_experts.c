@@ -3,7 +3,7 @@
 #include "tests/worker/layout/layouts.h"
 #include "tests/worker/model/family.h"
 
-#define SEQS_APART 30u /* steps after which a sequence has three blocks: data ranks take turns */
+#define STEPS 30u
 
 static struct layouts of(const struct family *f, struct model_layout layout, uint32_t steps)
 {
@@ -47,7 +47,7 @@ static void experts_over_ranks_give_the_whole_models_logits_and_tokens(void **st
         family_open(&f, kinds[k].family);
         for (uint32_t i = 0; i < kinds[k].n; i++) {
             struct layouts_result r;
-            struct layouts l = of(&f, kinds[k].layouts[i], SEQS_APART);
+            struct layouts l = of(&f, kinds[k].layouts[i], STEPS);
             layouts_run(&l, &r);
             assert_true(r.max_delta <= (l.layout.tensor > 1 ? 1e-3f : 0)); /* whole experts: bits */
             assert_int_equal(r.differ, 0);
@@ -63,7 +63,7 @@ static void both_ways_of_dispatch_give_the_same(void **state)
     struct layouts_result a, b;
     (void)state;
     family_open(&f, "deepseek-v3");
-    struct layouts l = of(&f, (struct model_layout){1, 1, 4, 4}, SEQS_APART);
+    struct layouts l = of(&f, (struct model_layout){1, 1, 4, 4}, STEPS);
     l.dispatch = MODEL_DISPATCH_LATENCY;
     layouts_run(&l, &a);
     l.dispatch = MODEL_DISPATCH_THROUGHPUT;
@@ -89,7 +89,7 @@ static void copies_of_hot_experts_come_while_serving_and_change_no_bit(void **st
         struct family f;
         struct layouts_result plain, copies;
         family_open(&f, "deepseek-v3");
-        struct layouts l = of(&f, kinds[i], SEQS_APART);
+        struct layouts l = of(&f, kinds[i], STEPS);
         l.prompt = 360; /* 40 steps of 72 rows */
         l.chunk = 9;
         layouts_run(&l, &plain);
@@ -115,10 +115,10 @@ static void ranks_without_rows_take_part(void **state)
     struct layouts_result r;
     (void)state;
     family_open(&f, "mixtral");
-    struct layouts l = of(&f, (struct model_layout){1, 1, 2, 2}, 12); /* two blocks: all on one */
+    struct layouts l = of(&f, (struct model_layout){1, 1, 2, 2}, 12);
+    l.n_seqs = 1;
     layouts_run(&l, &r);
     assert_true(r.max_delta <= 1e-3f);
-    l.n_seqs = 1;
     l.layout = (struct model_layout){1, 1, 4, 4};
     layouts_run(&l, &r);
     assert_true(r.max_delta <= 1e-3f);
