@@ -1,9 +1,7 @@
-/* Matrix products, AVX-512 with VNNI. A tile is `ng` groups of 16 rows by `nt` tokens; whatever its
- * size, an element's operations and their order are those of scalar_matmul.c. Tiles are
- * instantiated for constant form, ng and nt. */
-#include "kernels/cpu/v16_avx512.h"
-
-#include <string.h>
+/* Matrix products for few tokens, AVX-512 with VNNI. A tile is `ng` groups of 16 rows by `nt`
+ * tokens; whatever its size, an element's operations and their order are those of scalar_matmul.c.
+ * Tiles are instantiated for constant form, ng and nt. */
+#include "kernels/cpu/avx512_matmul.h"
 
 #define PANEL_BYTES                                                                                \
     (256u << 10) /* weights that stay in the second-level cache while tokens pass                  \
@@ -22,12 +20,6 @@ struct tile {
     size_t ldy;
     __mmask16 last; /* rows of the last group */
 };
-
-INLINE __m512 scales_at(const uint8_t *p, bool f32, uint32_t i)
-{
-    return f32 ? _mm512_load_ps((const float *)(const void *)p + (size_t)i * 16)
-               : _mm512_cvtph_ps(_mm256_load_si256((const __m256i *)(const void *)p + i));
-}
 
 INLINE __m512i four_codes(const int8_t *p)
 {
@@ -159,10 +151,8 @@ INLINE void prefetch(const struct tile *k, int ng, uint32_t b, size_t code_bytes
 
 INLINE void tile_run(const struct tile *k, enum mat_form form, int ng, int nt)
 {
-    const bool f32 = form == MAT_N4MF || form == MAT_I8MF || form == MAT_I8B16;
-    const bool nibbles = form == MAT_N4 || form == MAT_N4M || form == MAT_N4MF;
-    const bool minima = form == MAT_N4M || form == MAT_N4MF || form == MAT_I8M || form == MAT_I8MF;
-    const int zero_bits = form == MAT_N4 ? 3 : form == MAT_I8 || form == MAT_I8B16 ? 7 : 0;
+    const bool f32 = form_f32(form), nibbles = form_nibbles(form), minima = form_minima(form);
+    const int zero_bits = form_zero(form) == 8 ? 3 : form_zero(form) ? 7 : 0;
     __m512 out[4][TILE_TOKENS];
     struct sums acc[4][TILE_TOKENS];
     UNROLL
@@ -255,6 +245,10 @@ void avx512_matmul(const struct mat *m, uint32_t g0, uint32_t g1, const struct a
 {
     if (mat_form_is_float(m->form)) {
         avx512_matmul_float(m, g0, g1, x, n, y, ldy);
+        return;
+    }
+    if (n >= MANY_TOKENS) {
+        avx512_matmul_many(m, g0, g1, x, n, y, ldy);
         return;
     }
     struct mat_shape s;

@@ -172,8 +172,10 @@ static void inputs_fini(struct inputs *in)
 static void check_matmul(const struct kernel_ops *ops, enum mat_form form)
 {
     uint32_t cols = mat_form_is_float(form) ? 1 + (uint32_t)rng_below(&rng, 150)
-                                            : 32 * (1 + (uint32_t)rng_below(&rng, 20));
+                                            : 32 * (1 + (uint32_t)rng_below(&rng, 40));
     uint32_t rows = 1 + (uint32_t)rng_below(&rng, 150), n = 1 + (uint32_t)rng_below(&rng, 20);
+    if (rng_below(&rng, 4) == 0) /* more than a kernel takes at once */
+        n += 80 + (uint32_t)rng_below(&rng, 140);
     struct mat m;
     uint8_t *data = random_matrix(&m, form, rows, cols);
     float *x = floats((size_t)n * cols, 1), *want = floats((size_t)n * rows, 0),
