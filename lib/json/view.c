@@ -1,6 +1,7 @@
 #include "lib/json/view.h"
 
 #include "lib/base/clock.h"
+#include "lib/json/view_int.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -118,7 +119,7 @@ static int decode_map(struct walk *w, const struct view_field *f, const json_t *
 static int decode_raw(struct walk *w, const json_t *v, const char **out)
 {
     struct buf b;
-    buf_init(&b, 4u << 20);
+    buf_init(&b, VIEW_RAW_MAX);
     int rc = json_write(v, true, &b);
     if (rc)
         rc = err_set(w->e, EMSGSIZE, "an embedded JSON value is larger than 4 MiB");
@@ -139,30 +140,37 @@ static int b64_digit(char c)
     return c == '+' ? 62 : c == '/' ? 63 : -1;
 }
 
-static int decode_b64(struct walk *w, const struct view_field *f, const json_t *v, const char **out)
+int view_b64(struct str s, char *out)
 {
-    const char *s = json_string_value(v);
-    size_t n = json_string_length(v), k = 0;
-    if (!s || n % 4)
-        return wrong(w, f, "base64");
-    char *p = take(w, n / 4 * 3 + 1);
-    for (size_t i = 0; i < n; i += 4) {
-        int pad = s[i + 3] != '=' ? 0 : s[i + 2] == '=' ? 2 : 1;
+    size_t k = 0;
+    if (s.n % 4)
+        return -EINVAL;
+    for (size_t i = 0; i < s.n; i += 4) {
+        int pad = s.p[i + 3] != '=' ? 0 : s.p[i + 2] == '=' ? 2 : 1;
         uint32_t bits = 0;
         for (size_t j = 0; j < 4; j++) {
-            int d = j + (size_t)pad >= 4 ? 0 : b64_digit(s[i + j]);
-            if (d < 0 || (pad && i + 4 != n))
-                return wrong(w, f, "base64");
+            int d = j + (size_t)pad >= 4 ? 0 : b64_digit(s.p[i + j]);
+            if (d < 0 || (pad && i + 4 != s.n))
+                return -EINVAL;
             bits = bits << 6 | (uint32_t)d;
         }
         for (int j = 0; j < 3 - pad; j++, k++)
-            if (p)
-                p[k] = (char)(bits >> (16 - 8 * j));
+            if (out)
+                out[k] = (char)(bits >> (16 - 8 * j));
     }
-    if (p)
-        p[k] = 0;
-    *out = p ? p : "";
+    if (out)
+        out[k] = 0;
     return 0;
+}
+
+static int decode_b64(struct walk *w, const struct view_field *f, const json_t *v, const char **out)
+{
+    struct str s = {json_string_value(v), json_string_length(v)};
+    if (!s.p || s.n % 4)
+        return wrong(w, f, "base64");
+    char *p = take(w, s.n / 4 * 3 + 1);
+    *out = p ? p : "";
+    return view_b64(s, p) ? wrong(w, f, "base64") : 0;
 }
 
 static int decode_fields(struct walk *w, const struct view *v, const json_t *o, void *out,
@@ -282,6 +290,83 @@ void *view_decode(const struct view *v, const json_t *o, struct err *e)
     return obj;
 }
 
+/* ---- copies: the same two walks ---- */
+
+static void copy_str(struct walk *w, const void *from, void *to)
+{
+    const char *s = *(const char *const *)from;
+    const char *p = take_str(w, s, strlen(s));
+    if (to)
+        *(const char **)to = p;
+}
+
+static void copy_fields(struct walk *w, const struct view *v, const void *from, void *to);
+
+static void copy_list(struct walk *w, const struct view_field *f, const struct view_list *from,
+                      struct view_list *to)
+{
+    bool strs = f->kind == VIEW_STRS;
+    size_t each = strs ? sizeof(char *) : f->sub->size;
+    char *items = take(w, from->n * each);
+    if (items)
+        memcpy(items, from->items, from->n * each);
+    for (size_t i = 0; i < from->n; i++) {
+        const char *source = (const char *)from->items + i * each;
+        char *target = items ? items + i * each : NULL;
+        if (strs)
+            copy_str(w, source, target);
+        else
+            copy_fields(w, f->sub, source, target);
+    }
+    if (to)
+        to->items = items;
+}
+
+static void copy_map(struct walk *w, const struct view_map *from, struct view_map *to)
+{
+    struct view_pair *items = take(w, from->n * sizeof *items);
+    for (size_t i = 0; i < from->n; i++) {
+        copy_str(w, &from->items[i].key, items ? &items[i].key : NULL);
+        copy_str(w, &from->items[i].value, items ? &items[i].value : NULL);
+    }
+    if (to)
+        to->items = items;
+}
+
+/* `to` holds the bytes of `from`; what they point to is copied. */
+static void copy_fields(struct walk *w, const struct view *v, const void *from, void *to)
+{
+    uint64_t has = *(const uint64_t *)from;
+    for (const struct view_field *f = v->fields; f->path; f++, has >>= 1) {
+        const void *source = cslot(from, f);
+        void *target = to ? slot(to, f) : NULL;
+        if (!(has & 1))
+            continue;
+        switch (f->kind) {
+        case VIEW_STR:
+        case VIEW_RAW:
+        case VIEW_B64: copy_str(w, source, target); break;
+        case VIEW_MAP: copy_map(w, source, target); break;
+        case VIEW_OBJ: copy_fields(w, f->sub, source, target); break;
+        case VIEW_LIST:
+        case VIEW_STRS: copy_list(w, f, source, target); break;
+        default: break;
+        }
+    }
+}
+
+void *view_copy(const struct view *v, const void *obj)
+{
+    struct walk w = {0};
+    copy_fields(&w, v, obj, NULL);
+    size_t head = (v->size + 7) & ~(size_t)7;
+    char *copy = xcalloc(1, head + w.used);
+    memcpy(copy, obj, v->size);
+    w = (struct walk){.base = copy + head};
+    copy_fields(&w, v, obj, copy);
+    return copy;
+}
+
 static json_t *encode_b64(const char *s)
 {
     static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
@@ -345,7 +430,7 @@ static json_t *encode_value(const struct view_field *f, const void *at)
     case VIEW_OBJ: return view_encode(f->sub, at);
     case VIEW_LIST:
     case VIEW_STRS: return encode_list(f, at);
-    case VIEW_RAW: return json_parse(str_c(*(const char *const *)at), 4u << 20, 0, NULL);
+    case VIEW_RAW: return json_parse(str_c(*(const char *const *)at), VIEW_RAW_MAX, 0, NULL);
     case VIEW_B64: return encode_b64(*(const char *const *)at);
     }
     return NULL;

@@ -59,6 +59,8 @@ struct view {
 
 /* The whole object in one allocation; NULL with *e filled on failure. `o` is not kept. */
 void *view_decode(const struct view *v, const json_t *o, struct err *e);
+/* In one allocation of its own. */
+void *view_copy(const struct view *v, const void *obj);
 /* New reference with the fields whose has-bit is set. Never NULL. */
 json_t *view_encode(const struct view *v, const void *obj);
 /* Same has-bits and same values (maps without regard to order). */
