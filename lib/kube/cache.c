@@ -13,6 +13,7 @@ struct entry {
     UT_hash_handle hh;
     void *object;      /* the view's struct; of a packed cache its record */
     struct bucket *in; /* of the index; NULL when it has not the label */
+    uint32_t round;    /* the list in which it was last seen */
     char key[];
 };
 
@@ -32,6 +33,7 @@ struct kube_cache {
     struct bucket *buckets;
     struct dict *words;      /* of a packed cache; NULL: not packed */
     struct pack_room gotten; /* what kube_cache_get last returned */
+    uint32_t round;
     bool sorted;
 };
 
@@ -141,8 +143,10 @@ static void drop(struct kube_cache *c, const char *key)
     free(e);
 }
 
-static void put(struct kube_cache *c, const char *key, void *object)
+/* `object` is borrowed. */
+static void put(struct kube_cache *c, const char *key, const void *object)
 {
+    const struct view *view = c->cfg.kind->view;
     struct entry *e = find(c, key);
     void *old = NULL;
     if (!e) {
@@ -153,44 +157,55 @@ static void put(struct kube_cache *c, const char *key, void *object)
     } else {
         old = e->object;
     }
-    e->object = c->words ? pack_new(c->cfg.kind->view, object, c->words) : object;
+    e->object = c->words ? (void *)pack_new(view, object, c->words) : view_copy(view, object);
+    e->round = c->round;
     enter(c, e, object);
-    change(c, old, object);
+    change(c, old, c->words ? object : e->object);
     if (old)
         release(c, old);
-    if (c->words)
-        free(object);
 }
 
-static void on_event(enum kube_event_type type, json_t *o, void *ctx)
+static void unreadable(const struct kube_cache *c, const char *key, const struct err *why)
 {
-    struct kube_cache *c = ctx;
-    struct err err = {0};
-    CLEANUP(free_charp)
-    char *key = xasprintf("%s/%s", json_str_at(o, "metadata.namespace", ""),
-                          json_str_at(o, "metadata.name", ""));
-    if (type == KUBE_DELETED) {
-        drop(c, key);
-        return;
-    }
-    void *object = view_decode(c->cfg.kind->view, o, &err);
-    if (object) {
-        put(c, key, object);
-        return;
-    }
     log_warn("an object from the API server can't be read", LS("kind", c->cfg.kind->kind),
-             LS("key", key), LERR(&err));
+             LS("key", key), LERR(why));
     metric_add(metric_series(metric_family(METRIC_COUNTER, "baton_kube_undecodable_total",
                                            "Objects from the API server that could not be read.",
                                            "kind", NULL, 0),
                              c->cfg.kind->kind),
                1);
+}
+
+static void on_object(enum kube_event_type type, const void *object, const struct kube_meta *m,
+                      const struct err *why, void *ctx)
+{
+    struct kube_cache *c = ctx;
+    CLEANUP(free_charp)
+    char *key = xasprintf("%s/%s", m->namespace ? m->namespace : "", m->name);
+    if (object && type != KUBE_DELETED) {
+        put(c, key, object);
+        return;
+    }
+    if (type != KUBE_DELETED)
+        unreadable(c, key, why);
     drop(c, key);
 }
 
+static void on_list(void *ctx)
+{
+    struct kube_cache *c = ctx;
+    c->round++;
+}
+
+/* What the list did not hold is gone, though nobody said so. */
 static void on_synced(void *ctx)
 {
     struct kube_cache *c = ctx;
+    struct entry *e, *tmp;
+    HASH_ITER (hh, c->entries, e, tmp) {
+        if (e->round != c->round)
+            drop(c, e->key);
+    }
     if (c->cfg.on_synced)
         c->cfg.on_synced(c->cfg.ctx);
 }
@@ -211,7 +226,8 @@ int kube_cache_start(struct kube_client *client, const struct kube_cache_config 
         .namespace = cfg->namespace,
         .label_selector = cfg->label_selector,
         .field_selector = cfg->field_selector,
-        .on_event = on_event,
+        .on_object = on_object,
+        .on_list = on_list,
         .on_synced = on_synced,
         .on_error = on_error,
         .ctx = c,
@@ -244,6 +260,11 @@ void kube_cache_stop(struct kube_cache *c)
     dict_free(c->words);
     pack_room_fini(&c->gotten);
     free(c);
+}
+
+void kube_cache_relist(struct kube_cache *c)
+{
+    kube_watch_relist(c->watch);
 }
 
 bool kube_cache_synced(const struct kube_cache *c)

@@ -24,6 +24,7 @@ struct kube_cache_config {
 int kube_cache_start(struct kube_client *c, const struct kube_cache_config *cfg,
                      struct kube_cache **out, struct err *e) MUST_CHECK;
 void kube_cache_stop(struct kube_cache *c);
+void kube_cache_relist(struct kube_cache *c); /* as kube_watch_relist */
 bool kube_cache_synced(const struct kube_cache *c);
 bool kube_cache_connected(const struct kube_cache *c);
 size_t kube_cache_count(const struct kube_cache *c);

@@ -3,6 +3,7 @@
 #include "lib/base/clock.h"
 #include "lib/base/log.h"
 #include "lib/base/rng.h"
+#include "lib/json/view_scan.h"
 #include "lib/kube/client_int.h"
 
 #include <errno.h>
@@ -13,6 +14,7 @@
 #define FRAME_MAX   (8u << 20)
 #define STATUS_MAX  65536
 #define LIST_MAX    (256u << 20)
+#define ARENA_MAX   (64u << 20)
 #define HEALTHY_NS  (120 * NS_PER_S)
 #define QUICK_NS    (1 * NS_PER_S)
 #define INITIAL_END "k8s.io/initial-events-end"
@@ -51,6 +53,14 @@ struct kube_watch {
 };
 
 static void begin(struct kube_watch *w);
+
+/* A list begins. */
+static void new_round(struct kube_watch *w)
+{
+    w->round++;
+    if (w->cfg.on_list)
+        w->cfg.on_list(w->cfg.ctx);
+}
 
 static char *dup_or_null(const char *s)
 {
@@ -176,9 +186,36 @@ static void forget(struct kube_watch *w, struct seen *s)
     free(s);
 }
 
+static bool type_of(const struct scan_tok *t, enum kube_event_type *out)
+{
+    static const char *const names[] = {"ADDED", "MODIFIED", "DELETED"};
+    for (int i = 0; i < 3; i++) {
+        *out = (enum kube_event_type)i;
+        if (t->kind == SCAN_STRING && scan_text_is(t, names[i]))
+            return true;
+    }
+    return false;
+}
+
+/* For a receiver of viewed objects: one that was not read from its text. */
+static void from_tree(struct kube_watch *w, enum kube_event_type type, const json_t *o)
+{
+    struct err e = {0};
+    struct kube_meta meta = {.name = json_str_at(o, "metadata.name", ""),
+                             .namespace = json_str_at(o, "metadata.namespace", "")};
+    void *object = view_decode(w->cfg.kind->view, o, &e);
+    w->cfg.on_object(type, object, object ? &((struct kube_object *)object)->meta : &meta,
+                     object ? NULL : &e, w->cfg.ctx);
+    free(object);
+}
+
 /* One object that exists. */
 static void present(struct kube_watch *w, json_t *object)
 {
+    if (w->cfg.on_object) {
+        from_tree(w, KUBE_MODIFIED, object);
+        return;
+    }
     CLEANUP(free_charp) char *key = key_of(object);
     const char *uid = json_str_at(object, "metadata.uid", "");
     struct seen *s;
@@ -197,6 +234,10 @@ static void present(struct kube_watch *w, json_t *object)
 
 static void absent(struct kube_watch *w, json_t *object)
 {
+    if (w->cfg.on_object) {
+        from_tree(w, KUBE_DELETED, object);
+        return;
+    }
     CLEANUP(free_charp) char *key = key_of(object);
     struct seen *s;
     HASH_FIND_STR(w->seen, key, s);
@@ -270,8 +311,42 @@ static void bookmark(struct kube_watch *w, const json_t *object)
     }
 }
 
+/* A frame without a tree: its type comes first, then the object is read by the kind's view. True:
+ * it was one, and is delivered. */
+static bool typed_event(struct kube_watch *w, struct str text, struct arena *a)
+{
+    struct scan s;
+    struct scan_tok key, value;
+    enum kube_event_type type = KUBE_ADDED;
+    void *object = NULL;
+    struct err e = {0};
+    scan_init(&s, text, JSON_MAX_DEPTH);
+    bool ok = scan_next(&s, &value) == 0 && value.kind == SCAN_OBJECT &&
+              scan_member(&s, &key, &value) == 1 && scan_text_is(&key, "type") &&
+              type_of(&value, &type) && scan_member(&s, &key, &value) == 1 &&
+              scan_text_is(&key, "object") &&
+              view_scan_value(w->cfg.kind->view, &s, &value, a, &object, &e) == 0 &&
+              scan_member(&s, &key, &value) == 0 && scan_next(&s, &value) == 0;
+    scan_fini(&s);
+    if (!ok)
+        return false;
+    const struct kube_meta *m = &((const struct kube_object *)object)->meta;
+    if (!w->initial)
+        set_rv(w, m->resource_version);
+    w->cfg.on_object(type, object, m, NULL, w->cfg.ctx);
+    return true;
+}
+
 static void one_event(struct kube_watch *w, struct str text)
 {
+    if (w->cfg.on_object) {
+        struct arena a;
+        arena_init(&a, ARENA_MAX);
+        bool done = typed_event(w, text, &a);
+        arena_fini(&a);
+        if (done)
+            return;
+    }
     CLEANUP(json_decrefp) json_t *o = json_parse(text, FRAME_MAX, 0, NULL);
     const char *type = json_str_at(o, "type", "");
     json_t *object = json_object_get(o, "object");
@@ -410,6 +485,66 @@ static void on_stream_done(const struct http_response *r, void *ctx)
         again(w, lived < QUICK_NS ? w->cfg.backoff_min_ms : 0);
 }
 
+/* 1, or -1 when it can't be read. */
+static int typed_item(struct kube_watch *w, struct scan *s, const struct scan_tok *t)
+{
+    struct arena a;
+    void *object = NULL;
+    struct err e = {0};
+    arena_init(&a, ARENA_MAX);
+    int rc = view_scan_value(w->cfg.kind->view, s, t, &a, &object, &e);
+    if (!rc)
+        w->cfg.on_object(KUBE_MODIFIED, object, &((struct kube_object *)object)->meta, NULL,
+                         w->cfg.ctx);
+    arena_fini(&a);
+    return rc ? -1 : 1;
+}
+
+/* A list without a tree: one object after another. False: the tree is to say what is wrong. */
+static bool typed_list(struct kube_watch *w, struct str body)
+{
+    struct scan s;
+    struct scan_tok key, value, item;
+    struct str meta = {0};
+    scan_init(&s, body, JSON_MAX_DEPTH);
+    int more = scan_next(&s, &value) == 0 && value.kind == SCAN_OBJECT ? 1 : -1;
+    bool items = false;
+    while (more > 0 && (more = scan_member(&s, &key, &value)) > 0) {
+        bool list = scan_text_is(&key, "items") && value.kind == SCAN_ARRAY;
+        if (!list && scan_skip(&s, &value, scan_text_is(&key, "metadata") ? &meta : NULL))
+            more = -1;
+        items |= list;
+        int one = list;
+        while (one > 0 && !w->stopped && (one = scan_element(&s, &item)) > 0)
+            one = typed_item(w, &s, &item);
+        if (one < 0)
+            more = -1;
+        if (w->stopped)
+            break;
+    }
+    scan_fini(&s);
+    if (more || !items)
+        return false;
+    CLEANUP(json_decrefp) json_t *o = json_parse(meta, FRAME_MAX, 0, NULL);
+    set_rv(w, json_str_at(o, "resourceVersion", NULL));
+    return true;
+}
+
+static bool tree_list(struct kube_watch *w, struct str body, struct err *e)
+{
+    CLEANUP(json_decrefp) json_t *o = json_parse(body, LIST_MAX, 0, e);
+    const json_t *items = json_object_get(o, "items");
+    if (!items) {
+        err_set(e, EIO, "the answer to the list is not a list");
+        return false;
+    }
+    for (size_t i = 0; i < json_array_size(items) && !w->stopped; i++)
+        present(w, json_array_get(items, i));
+    if (!w->stopped)
+        set_rv(w, json_str_at(o, "metadata.resourceVersion", NULL));
+    return true;
+}
+
 static void on_list_done(const struct http_response *r, void *ctx)
 {
     struct kube_watch *w = ctx;
@@ -419,19 +554,14 @@ static void on_list_done(const struct http_response *r, void *ctx)
         refused(w, r, r->body);
         return;
     }
-    CLEANUP(json_decrefp) json_t *o = json_parse(r->body, LIST_MAX, 0, &e);
-    const json_t *items = json_object_get(o, "items");
-    if (!items) {
-        err_set(&e, EIO, "the answer to the list is not a list");
+    enter(w);
+    new_round(w);
+    if (!(w->cfg.on_object && typed_list(w, r->body)) && !tree_list(w, r->body, &e) &&
+        !w->stopped) {
         fail(w, &e, 0);
+        leave(w);
         return;
     }
-    enter(w);
-    w->round++;
-    for (size_t i = 0; i < json_array_size(items) && !w->stopped; i++)
-        present(w, json_array_get(items, i));
-    if (!w->stopped)
-        set_rv(w, json_str_at(o, "metadata.resourceVersion", NULL));
     if (!w->stopped)
         sweep(w);
     if (!leave(w))
@@ -494,7 +624,7 @@ static void begin(struct kube_watch *w)
     }
     if (!w->rv) {
         w->initial = true;
-        w->round++;
+        new_round(w);
         snprintf(query, sizeof query,
                  "watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&"
                  "allowWatchBookmarks=true&timeoutSeconds=%u",
@@ -532,6 +662,22 @@ int kube_watch_start(struct kube_client *c, const struct kube_watch_config *cfg,
     again(w, 0);
     *out = w;
     return 0;
+}
+
+void kube_watch_relist(struct kube_watch *w)
+{
+    if (w->stopped)
+        return;
+    if (w->call)
+        http_cancel(w->call);
+    w->call = NULL;
+    free(w->rv);
+    w->rv = NULL;
+    w->list_latest = true;
+    w->synced = false;
+    w->failed = true; /* nothing more of the stream that is being read */
+    kube_distrust(w->client);
+    again(w, 0);
 }
 
 bool kube_watch_synced(const struct kube_watch *w)

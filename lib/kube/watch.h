@@ -37,6 +37,13 @@ struct kube_watch_config {
     /* `object` is borrowed. For a delete seen only by a relist it holds just metadata {namespace,
      * name, uid}. */
     void (*on_event)(enum kube_event_type type, json_t *object, void *ctx);
+    /* Or, of a kind with a view, objects read straight from the text: `object` is the view's
+     * struct, borrowed; NULL when it can't be read (*why says it, meta has its names). The receiver
+     * remembers what exists: on_list tells that a list begins, on_synced that it is complete, and
+     * what did not come in between is gone. ADDED and MODIFIED are as the server says. */
+    void (*on_object)(enum kube_event_type type, const void *object, const struct kube_meta *meta,
+                      const struct err *why, void *ctx);
+    void (*on_list)(void *ctx);
     /* The state is complete: after the first list and after every relist. */
     void (*on_synced)(void *ctx);
     /* Optional: a failure that will be retried. */
@@ -48,6 +55,10 @@ struct kube_watch_config {
 };
 int kube_watch_start(struct kube_client *c, const struct kube_watch_config *cfg,
                      struct kube_watch **out, struct err *e) MUST_CHECK;
-void kube_watch_stop(struct kube_watch *w);            /* no callback afterwards; frees */
-bool kube_watch_synced(const struct kube_watch *w);    /* has been complete once */
+void kube_watch_stop(struct kube_watch *w); /* no callback afterwards; frees */
+/* Lists again, over a new connection: for who must know what is true now, not what a stream that
+ * may be silent has told so far. Not synced until then. */
+void kube_watch_relist(struct kube_watch *w);
+bool kube_watch_synced(
+    const struct kube_watch *w); /* has been complete since the start or relist */
 bool kube_watch_connected(const struct kube_watch *w); /* a watch stream is open now */
