@@ -140,6 +140,18 @@ def test_a_prefix_draws_its_own_to_the_rank_that_has_it(fleet):
         assert a.usage["cached_tokens"] == 192, a.usage
 
 
+def test_a_model_without_experts_has_data_ranks_too(tmp_path):
+    families.write("llama3", str(tmp_path))
+    one, g = start(str(tmp_path), "unified"), start(str(tmp_path), "unified", data=3)
+    try:
+        requests = mixed(12, 2)
+        check(run_all(g, requests), run_all(one, requests), True)
+        check([g.generate(**requests[0])], [one.generate(**requests[0])], True)
+    finally:
+        one.stop()
+        g.stop()
+
+
 def test_what_cannot_be_served_is_said(family):
     for flags, why in [(["--dp", 2, "--pp", 2, "--ep", 2], "data-parallel attention in a pipeline of 2 stages"),
                        (["--dp", 3, "--ep", 2], "experts over 2 of 3 ranks: not evenly")]:

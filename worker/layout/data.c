@@ -180,6 +180,7 @@ int data_forward(struct data *d, const struct model_batch *b, struct err *e)
     mine.logits = d->logits;
     mine.logits_rows = model_batch_outputs(b);
     model_work_data_rows(d->w, rows);
-    rc = rc ? rc : model_forward(d->c->model, d->w, d->c->pool, &mine, e);
+    if (!rc && (n || d->c->layout.expert > 1)) /* else nobody waits for a rank without rows */
+        rc = model_forward(d->c->model, d->w, d->c->pool, &mine, e);
     return rc ? rc : collect(d, b, rows, e);
 }
