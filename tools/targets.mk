@@ -47,7 +47,7 @@ test: setup-test ## every test, with all set-up; ends with `N passed, N failed`
 	  "unit:asan+ubsan:$(ASAN_TESTS)" \
 	  $(foreach d,$(PY_BESIDE),"beside:$(patsubst tests/%/,%,$(d)):$(d)") \
 	  $(foreach d,$(filter $(PY_ALONE),$(PY_SUITES)),"pytest:$(patsubst tests/%/,%,$(d)):$(d)") \
-	  "pytest:e2e:$(filter-out e2e/test_story.py e2e/test_layouts.py,$(wildcard e2e/test_*.py))" \
+	  "pytest:e2e:$(filter-out e2e/test_story.py e2e/test_layouts.py e2e/test_sources.py,$(wildcard e2e/test_*.py))" \
 	  "pytest:real cluster:e2e/smoke.py"
 
 # Tests of what parses outside bytes, and of what moves memory about, run a second time under the sanitizers.
@@ -71,10 +71,11 @@ cuda: ## the CUDA toolchain (cached), device code for sm_80, sm_90 and PTX, and 
 	@$(SUBMAKE) build
 	@tools/cuda-table $(BUILD)
 
-cuda-test: setup-test ## every CUDA kernel executed on the CPU, and the forward pass built of them
-	@$(SUBMAKE) $(CUDA_TESTS) && $(MAKE) SAN=asan build/asan/tests/kernels/cuda/test_kernels
-	@tools/run-tests --log build/test "unit:cuda:$(CUDA_TESTS)" "unit:cuda under asan:build/asan/tests/kernels/cuda/test_kernels"
-CUDA_TESTS = $(BUILD)/tests/kernels/cuda/test_kernels $(BUILD)/tests/worker/gpu/test_gpu_model
+cuda-test: setup-test ## every CUDA kernel executed on the CPU, without each of its barriers too, and what is built of them
+	@$(SUBMAKE) $(CUDA_TESTS) $(CUDA_ABI) && $(MAKE) SAN=asan build/asan/tests/kernels/cuda/test_kernels
+	@tools/run-tests --log build/test "unit:cuda:$(CUDA_TESTS)" "unit:cuda under asan:build/asan/tests/kernels/cuda/test_kernels" \
+	  $(CUDA_ABI:%="run:NVIDIA interfaces:%")
+CUDA_TESTS = $(addprefix $(BUILD)/tests/,kernels/cuda/test_kernels kernels/cuda/test_races worker/gpu/test_gpu_model)
 
 images: ## container images below 30 MB as archives in build/images, with their sizes
 	@$(SUBMAKE) build
@@ -87,6 +88,10 @@ e2e: setup-test ## the whole story on a real Kubernetes of several nodes (needs 
 e2e-layouts: setup-test ## models over several ranks and pods through the custom resource, and ranks that are killed (a few minutes)
 	@$(SUBMAKE) build
 	@"$(CACHE)/venv/bin/python" -m pytest -q -s -p no:cacheprovider e2e/test_layouts.py
+
+e2e-sources: setup-test ## models from a PersistentVolumeClaim and from an image volume on a real node (needs root, two minutes)
+	@$(SUBMAKE) build
+	@"$(CACHE)/venv/bin/python" -m pytest -q -s -p no:cacheprovider e2e/test_sources.py
 
 e2e-smoke: setup-test ## a real Kubernetes of two nodes: helm install, answer, scale, uninstall (needs root; part of `make test`)
 	@$(SUBMAKE) build
