@@ -4,6 +4,7 @@
 #include "lib/base/log.h"
 #include "lib/base/metrics.h"
 #include "lib/base/rng.h"
+#include "lib/decide/guard.h"
 
 #include <malloc.h>
 
@@ -209,10 +210,23 @@ static void stop(struct ctl *c, int code)
     uv_stop(c->loop);
 }
 
+/* Another may have led until now, and one's own watches may have been silent for up to
+ * KUBE_SILENCE_MS: a new leader lists everything before it writes. */
+static void relist(struct ctl *c)
+{
+    struct kube_cache *all[] = {c->infds, c->wps,       c->pods,  c->secrets,
+                                c->pdbs,  c->revisions, c->nodes, c->pod_groups};
+    for (size_t i = 0; GUARD(fresh_leader) && i < sizeof all / sizeof *all; i++)
+        if (all[i])
+            kube_cache_relist(all[i]);
+}
+
 static void on_acquired(void *ctx)
 {
     struct ctl *c = ctx;
     c->leading = true;
+    if (c->lease)
+        relist(c);
     metric_set(metric_new(METRIC_GAUGE, "baton_controller_leader", "1 while this process leads."),
                1);
     begin_if_ready(c);

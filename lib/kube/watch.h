@@ -9,20 +9,20 @@
  * Silence. A connection may be half-open: the peer is gone, or a proxy between accepts packets and
  * forwards none. Probes of TCP find the first (client.h: 30 s) but not the second, which answers
  * them; bookmarks come about once a minute, and HTTP/1.1 has no ping. So each watch asks the server
- * to end it after 24 to 30 s: it then sends a bookmark and the end, and the next watch goes on at
- * that version over the same connection. A stream without a byte for 40 s is dead; what follows
+ * to end it after 23 to 28 s: it then sends a bookmark and the end, and the next watch goes on at
+ * that version over the same connection. A stream without a byte for 36 s is dead; what follows
  * takes a connection of its own. The price is a request of about a millisecond of the API server
- * per watch and 27 s. What else waits for events counts with these limits:
+ * per watch and 26 s. What else waits for events counts with these limits:
  *
- *     KUBE_WATCH_LIFE_S (30) + answer and clocks < KUBE_SILENCE_MS (40) < KUBE_STALE_MS (60): the
+ *     KUBE_WATCH_LIFE_S (28) + answer and clocks < KUBE_SILENCE_MS (36) < KUBE_STALE_MS (60): the
  *     longest time for which a cache may be behind without being known to be, with a relist.
  *
  * An expectation of one's own write must outlive KUBE_STALE_MS (controller/expected.c). */
 #pragma once
 #include "lib/kube/client.h"
 
-#define KUBE_WATCH_LIFE_S 30
-#define KUBE_SILENCE_MS   40000
+#define KUBE_WATCH_LIFE_S 28
+#define KUBE_SILENCE_MS   36000
 #define KUBE_STALE_MS     60000
 _Static_assert(KUBE_WATCH_LIFE_S * 1000 + 5000 < KUBE_SILENCE_MS, "a live watch is never silent");
 _Static_assert(KUBE_SILENCE_MS + 10000 < KUBE_STALE_MS, "the relist takes time, too");
@@ -51,7 +51,7 @@ struct kube_watch_config {
     void *ctx;
     unsigned backoff_min_ms, backoff_max_ms; /* 0: 800, 30,000 */
     unsigned silence_ms;      /* 0: KUBE_SILENCE_MS; no byte for so long: reconnect */
-    unsigned watch_timeout_s; /* 0: random in [24, 30] */
+    unsigned watch_timeout_s; /* 0: random in [23, 28] */
 };
 int kube_watch_start(struct kube_client *c, const struct kube_watch_config *cfg,
                      struct kube_watch **out, struct err *e) MUST_CHECK;
