@@ -168,6 +168,18 @@ static int in_cluster(struct kube_config *out, struct err *e)
     return rc;
 }
 
+/* 0 when it is not set: the client's own. */
+static int rate_from(const char *variable, int *out, struct err *e)
+{
+    const char *text = getenv(variable);
+    int64_t v = 0;
+    if (text && *text && str_to_i64(str_c(text), -1, 1000000, &v))
+        return err_set(e, EINVAL, "%s is \"%s\": a number of requests, or -1 for no limit",
+                       variable, text);
+    *out = (int)v;
+    return 0;
+}
+
 int kube_config_load(const char *path, struct kube_config *out, struct err *e)
 {
     struct kube_config c = {0};
@@ -177,6 +189,8 @@ int kube_config_load(const char *path, struct kube_config *out, struct err *e)
     if (!path)
         path = getenv("BATON_KUBECONFIG");
     int rc = path && *path ? from_file(path, &c, e) : in_cluster(&c, e);
+    rc = rc ? rc : rate_from("BATON_KUBE_QPS", &c.qps, e);
+    rc = rc ? rc : rate_from("BATON_KUBE_BURST", &c.burst, e);
     if (rc)
         kube_config_fini(&c);
     else

@@ -314,7 +314,21 @@ static void kubeconfigs_are_read_with_their_files(void **state)
     assert_string_equal(c.cert_pem, "hello");
     assert_string_equal(c.token, "t");
     assert_string_equal(c.namespace, "ns");
+    assert_non_null(strstr(c.ca_file, "/ca.crt")); /* read again when it changes */
+    assert_null(c.cert_file);
+    assert_int_equal(c.qps, 0);
     kube_config_fini(&c);
+    setenv("BATON_KUBE_QPS", "-1", 1);
+    setenv("BATON_KUBE_BURST", "7", 1);
+    assert_int_equal(kube_config_load(path, &c, &e), 0);
+    assert_int_equal(c.qps, -1);
+    assert_int_equal(c.burst, 7);
+    kube_config_fini(&c);
+    setenv("BATON_KUBE_QPS", "many", 1);
+    assert_true(kube_config_load(path, &c, &e) < 0);
+    assert_non_null(strstr(e.msg, "BATON_KUBE_QPS"));
+    unsetenv("BATON_KUBE_QPS");
+    unsetenv("BATON_KUBE_BURST");
     char *bad = write_file(dir, "bad", "current-context: x\ncontexts: []\n");
     assert_true(kube_config_load(bad, &c, &e) < 0);
     assert_non_null(strstr(e.msg, "current-context"));
