@@ -127,9 +127,9 @@ json_t *object_status(const struct kube_infd *d, const struct rec_plan *p, const
     for (int i = 0; i < REC_STANDBY; i++)
         if (infd_has_role(d, (enum rec_role)i))
             json_object_set_new(status, rec_role_name((enum rec_role)i), counts(&p->counts[i]));
-    return json_pack("{s:s, s:s, s:{s:s, s:s}, s:o}", "apiVersion", kube_infds.api, "kind",
+    return json_pack("{s:s, s:s, s:{s:s, s:s, s:s}, s:o}", "apiVersion", kube_infds.api, "kind",
                      kube_infds.kind, "metadata", "name", d->meta.name, "namespace",
-                     d->meta.namespace, "status", status);
+                     d->meta.namespace, "uid", d->meta.uid, "status", status);
 }
 
 json_t *object_pool_status(const struct kube_infd *d, const struct rec_plan *p, enum rec_role role)

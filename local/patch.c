@@ -149,6 +149,9 @@ static int do_apply(struct call *c, struct obj *old, json_t *config, json_t **ou
             st, c->r, c->name,
             "uid mismatch: the provided object specified uid, and no existing object "
             "was found");
+    if (old && *uid && strcmp(uid, json_str_at(old->doc, "metadata.uid", "")) != 0)
+        return status_conflict(st, c->r, c->name,
+                               "Precondition failed: the UID of the object in storage is another");
     json_t *before = old ? object_view(c->r, old) : NULL;
     int rc = managed_apply(c->r, before, config, &w, &doc, st);
     json_decref(before);

@@ -14,6 +14,7 @@
 #define IS(a, b)    (strcmp(a, b) == 0)
 #define WINDOW      (75 * NS_PER_S)
 #define CALM_WINDOW (3 * NS_PER_S)
+#define LATE_MAX    64 /* objects that were on their way when their deployment went */
 
 char check_failure[512];
 uint64_t check_count;
@@ -295,9 +296,14 @@ static void rule_owner(const json_t *doc, const char *plural)
     check_count++;
     if (n != 1)
         check_fail("%s %s was made with %u controlling owners", plural, name, n);
-    else if (IS(json_str_at(owner, "kind", ""), "InferenceDeployment") &&
-             !check_deploy(json_str_at(owner, "uid", "")))
+    if (n != 1 || !IS(json_str_at(owner, "kind", ""), "InferenceDeployment"))
+        return;
+    struct deploy *d = check_deploy(json_str_at(owner, "uid", ""));
+    if (!d)
         check_fail("%s %s was made for an InferenceDeployment that never was", plural, name);
+    else if (d->gone && ++d->late > LATE_MAX)
+        check_fail("%s: %s %s was made for %s, which is gone; so were %d before", net_writer(),
+                   plural, name, d->name, LATE_MAX);
 }
 
 /* What others own in a pod, the controller leaves alone. */
@@ -456,7 +462,8 @@ void check_event(const char *plural, json_t *old, json_t *now)
     } else if (IS(plural, "pods")) {
         see_pod(old, now);
     } else if (!old && by_controller() &&
-               (IS(plural, "secrets") || IS(plural, "poddisruptionbudgets"))) {
+               (IS(plural, "secrets") || IS(plural, "poddisruptionbudgets") ||
+                IS(plural, "controllerrevisions"))) {
         rule_owner(now, plural);
     }
 }

@@ -27,6 +27,7 @@ struct deploy {
     struct hist lost[ROLES]; /* ready groups lost by accident: a running number */
     struct hist unavailable, surge, generation;
     uint64_t losses;
+    unsigned late; /* made for it when it was gone */
 };
 
 struct vpod {
