@@ -74,7 +74,8 @@ class Answer:
 
 
 class Stack:
-    def __init__(self):
+    def __init__(self, models=None):
+        self.models = ["--models-dir", models] if models else []
         self.dir = pathlib.Path(tempfile.mkdtemp(prefix="baton-e2e-"))
         self.data = self.dir / "state"
         self.port = free_port()
@@ -82,7 +83,7 @@ class Stack:
         self.up()
 
     def up(self):
-        r = subprocess.run([BUILD / "bin/baton", "up", "--detach", "--data", self.data, "--port", str(self.port)], cwd=ROOT,
+        r = subprocess.run([BUILD / "bin/baton", "up", "--detach", "--data", self.data, "--port", str(self.port), *self.models], cwd=ROOT,
                            capture_output=True, text=True, timeout=120)
         assert r.returncode == 0, r.stdout + r.stderr
 
@@ -98,9 +99,9 @@ class Stack:
         self.kubectl("apply", "-f", str(ROOT / f"manifests/samples/{sample}.yaml"))
         self.wait_ready(sample)
 
-    def wait_ready(self, name="chat", seconds=120):
+    def wait_ready(self, name="chat", seconds=120, model=MODEL):
         self.kubectl("wait", f"infd/{name}", "--for=condition=Ready", f"--timeout={seconds}s", timeout=seconds + 10)
-        eventually(lambda: MODEL in str(self.http("/v1/models")), message="the router lists the model")
+        eventually(lambda: model in str(self.http("/v1/models")), message="the router lists the model")
 
     def http(self, path, host="127.0.0.1", port=None):
         c = http.client.HTTPConnection(host, port or self.port, timeout=5)

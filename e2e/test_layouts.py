@@ -1,6 +1,7 @@
-"""Models over several ranks, deployed through the custom resource: prefill and decode in different layouts, several pods, a rank that is
-killed. `make e2e-layouts` runs it (it takes some minutes)."""
+"""Models over several ranks, deployed through the custom resource: prefill and decode in different layouts, experts over ranks with
+data-parallel attention, several pods, a rank that is killed. `make e2e-layouts` runs it (it takes some minutes)."""
 import copy
+import json
 import os
 import pathlib
 import signal
@@ -11,6 +12,8 @@ import pytest
 import yaml
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "tests/worker"))
+import families  # noqa: E402
 from stack import ROOT, Stack, eventually  # noqa: E402
 
 PROMPTS = ["What is the capital of France?", "Count from one to ten.", "Name three colours of the rainbow.", "Write a sentence about the sea."]
@@ -34,7 +37,7 @@ def deployment(prefill=None, decode=None):
 
 def deploy(stack, o):
     stack.kubectl("apply", "-f", "-", input=yaml.dump(o))
-    stack.wait_ready()
+    stack.wait_ready(model=o["spec"]["model"]["name"])
 
 
 def undeploy(stack):
@@ -42,10 +45,10 @@ def undeploy(stack):
     eventually(lambda: not stack.workers(), 60, message="no workers are left")
 
 
-def answers(stack):
+def answers(stack, **more):
     got = {}
     for p in PROMPTS:
-        a = eventually(lambda: (lambda x: None if x.error else x)(stack.ask(p)), 60, message=f"an answer to {p!r}")
+        a = eventually(lambda: (lambda x: None if x.error else x)(stack.ask(p, **more)), 60, message=f"an answer to {p!r}")
         got[p] = (a.text, int(a.headers["x-baton-kv-bytes"]))
     return got
 
@@ -78,6 +81,67 @@ def test_every_pair_of_layouts_answers_as_one_process_does(stack, alone, prefill
     assert all(bytes_ > 0 for _, bytes_ in got.values()), "no KV was handed over"
     # Greedy text may part at a near-tie of the whole model's best two tokens; most answers have none.
     assert len(same) >= len(PROMPTS) - 1, {p: (got[p][0], alone[p][0]) for p in PROMPTS if p not in same}
+    undeploy(stack)
+
+
+# ---- experts over ranks, data-parallel attention ----
+
+EXPERTS = [
+    (None, {"data": 4, "expert": 4}),
+    ({"data": 4, "expert": 4}, {"tensor": 2, "data": 2, "expert": 4}),
+    ({"tensor": 2, "data": 2, "expert": 4, "pods": 2}, {"data": 4, "expert": 4, "pods": 2}),
+]
+
+
+def write_tokenizer(folder, vocab):
+    """A token for each byte, names for the rest: text is what the bytes are."""
+    shown = [b for b in range(256) if 33 <= b <= 126 or 161 <= b <= 172 or 174 <= b <= 255]
+    letters, more = {}, 256
+    for b in range(256):
+        letters[b] = chr(b) if b in shown else chr(more)
+        more += b not in shown
+    tokens = {letters[b]: b for b in range(256)} | {f"word{i}": i for i in range(256, vocab)}
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    (folder / "tokenizer.json").write_text(json.dumps({"version": "1.0", "added_tokens": [], "normalizer": None, "pre_tokenizer": level,
+                                                       "post_processor": None, "decoder": level,
+                                                       "model": {"type": "BPE", "vocab": tokens, "merges": []}}))
+    template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+
+
+@pytest.fixture(scope="module", params=["deepseek-v3", "mixtral", "qwen3-moe"])
+def moe(request, tmp_path_factory):
+    """A cluster with one small model, its deployment, and what one process a role answers."""
+    models = tmp_path_factory.mktemp("models")
+    (models / request.param).mkdir()
+    golden = families.write(request.param, str(models / request.param))
+    write_tokenizer(models / request.param, golden["config"]["vocab_size"])
+    s = Stack(models)
+    o = deployment()
+    o["spec"]["model"] = {"name": request.param, "source": f"file:///var/lib/baton/models/{request.param}"}
+    o["spec"]["kvCache"] = {"size": "16Mi"}
+    try:
+        deploy(s, o)
+        want = answers(s, model=request.param, ignore_eos=True)
+        undeploy(s)
+        yield s, o, want
+    finally:
+        s.close()
+
+
+@pytest.mark.parametrize("prefill,decode", EXPERTS, ids=lambda p: "-".join(f"{k}{v}" for k, v in p.items()) if p else "one")
+def test_experts_over_ranks_with_data_parallel_attention_answer_as_one_process_does(moe, prefill, decode):
+    stack, plain, want = moe
+    o = copy.deepcopy(plain)
+    for role, parallelism in (("prefill", prefill), ("decode", decode)):
+        if parallelism:
+            o["spec"][role]["parallelism"] = parallelism
+    deploy(stack, o)
+    got = answers(stack, model=o["spec"]["model"]["name"], ignore_eos=True)
+    assert all(got[p][1] > 0 for p in PROMPTS), "no KV was handed over"
+    whole = not any((p or {}).get("tensor") for p in (prefill, decode))  # no sum in another order: the same bits
+    same = [p for p in PROMPTS if got[p][0] == want[p][0]]
+    assert len(same) >= len(PROMPTS) - (0 if whole else 1), {p: (got[p][0], want[p][0]) for p in PROMPTS if p not in same}
     undeploy(stack)
 
 
