@@ -83,6 +83,8 @@ void deal_metrics(struct engine_metrics *m)
     m->rebalances =
         metric_new(METRIC_COUNTER, "baton_worker_expert_rebalances_total",
                    "Times that experts' copies at other ranks were chosen anew and taken into use");
+    m->halved = metric_new(METRIC_COUNTER, "baton_worker_two_batch_steps_total",
+                           "Steps computed as two halves that overlap, where that was shorter");
 }
 
 void deal_measure(struct engine *g)
@@ -108,6 +110,7 @@ void deal_measure_experts(struct engine *g, const struct model_work_stats *now)
     metric_add(g->m.expert_rows[0], (double)(now->expert_max - seen->expert_max));
     metric_add(g->m.expert_rows[1],
                (double)(now->expert_slots - seen->expert_slots) / (double)now->expert_ranks);
+    metric_add(g->m.halved, (double)(now->halved - seen->halved));
     metric_add(g->m.rebalances, (double)(now->rebalances - seen->rebalances));
     *seen = *now;
 }

@@ -524,7 +524,8 @@ static int make_group(struct engine *g, struct err *e)
                                       .block_tokens = c->kv.block_tokens,
                                       .kv_dtype = c->kv_dtype,
                                       .pool_blocks = c->n_blocks,
-                                      .group = c->dispatch}};
+                                      .group = c->dispatch},
+                             .halves = c->halves};
     for (uint32_t r = 0; c->world && r < comm_ranks(c->world); r++) {
         o.apart[r] = c->apart[r];
         o.copies[r] = c->copies[r];

@@ -22,6 +22,7 @@ struct engine_config {
     /* The ranks that compute with this one, which is rank 0 (worker/team.h); ranks 1: none. */
     struct model_layout model_layout;
     struct model_group dispatch; /* how rows go to experts at other ranks */
+    enum group_halves halves;
     struct comm *world;
     const struct xfer_slice *slices; /* all pools of the group, with copies of those apart */
     uint32_t n_slices;

@@ -69,8 +69,8 @@ struct engine_metrics {
     struct metric_family *ended; /* by reason */
     struct metric *bubble, *collectives, *collective_s;
     uint64_t seen_collectives, seen_wait_ns;
-    struct metric *rank_seqs[2], *rank_blocks[2]; /* of data ranks: the most, the mean */
-    struct metric *expert_rows[2], *rebalances;   /* likewise of expert ranks */
+    struct metric *rank_seqs[2], *rank_blocks[2];        /* of data ranks: the most, the mean */
+    struct metric *expert_rows[2], *rebalances, *halved; /* likewise of expert ranks */
     struct model_work_stats seen;
 };
 

@@ -76,6 +76,10 @@ static const struct conf_opt opts[] = {
      "how rows go to experts at other ranks: auto, latency or throughput", "WAY"},
     {"--dispatch-type", "BATON_DISPATCH_TYPE", CONF_STR, O(dispatch_type), "f32", 0, 0,
      "what they travel as: f32 or fp8", "TYPE"},
+    {"--two-batch", "BATON_TWO_BATCH", CONF_STR, O(two_batch), "auto", 0, 0,
+     "a step as two halves, one computed while the other's rows are on their way to experts at "
+     "other ranks: auto (when steps are measured to be shorter), on or off",
+     "WHEN"},
     {"--redundant-experts", "BATON_REDUNDANT_EXPERTS", CONF_U64, O(redundant), "0", 0, 64,
      "copies of other ranks' experts that a rank keeps of each layer", "N"},
     {"--balance-steps", "BATON_BALANCE_STEPS", CONF_U64, O(balance_steps), "1000", 1, 1 << 30,
@@ -124,7 +128,8 @@ int options_parse(int argc, char **argv, struct options *o, struct err *e)
         return err_set(e, ENOTSUP, "experts over %u ranks: over 1 or over all %u tensor ranks",
                        l.expert, l.tensor);
     struct model_group dispatch;
-    if ((rc = options_dispatch(o, &dispatch, e)))
+    enum group_halves halves;
+    if ((rc = options_dispatch(o, &dispatch, e)) || (rc = options_halves(o, &halves, e)))
         return rc;
     if (model_layout_ranks(&l) % o->pods)
         return err_set(e, EINVAL, "%u ranks can't be spread over %llu pods", model_layout_ranks(&l),
@@ -135,6 +140,18 @@ int options_parse(int argc, char **argv, struct options *o, struct err *e)
     if (o->block_tokens % 32)
         return err_set(e, EINVAL, "--block-tokens must be a multiple of 32");
     return 0;
+}
+
+int options_halves(const struct options *o, enum group_halves *out, struct err *e)
+{
+    static const char *const names[] = {
+        [GROUP_WHOLE] = "off", [GROUP_HALVES] = "on", [GROUP_HALVES_MEASURED] = "auto"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (strcmp(o->two_batch, names[i]) == 0) {
+            *out = (enum group_halves)i;
+            return 0;
+        }
+    return err_set(e, EINVAL, "--two-batch \"%s\": auto, on or off", o->two_batch);
 }
 
 int options_dispatch(const struct options *o, struct model_group *out, struct err *e)
@@ -257,6 +274,8 @@ static uint64_t other_bytes(const struct options *o, const struct model_config *
     if (m->mla.rank)
         row += (uint64_t)m->n_heads * (m->mla.nope + m->rope_dims + m->mla.v) + m->mla.q_rank +
                (uint64_t)o->threads * m->mla.rank;
+    if (o->dp > 1 && o->ep > 1 && strcmp(o->two_batch, "off") != 0)
+        row += row / 2 + 1; /* the second half's */
     return o->max_rows * row * sizeof(float) + (uint64_t)logit_rows * m->vocab * sizeof(float) +
            16ull * m->vocab + (48u << 20);
 }

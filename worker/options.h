@@ -3,14 +3,14 @@
  * shared out. */
 #pragma once
 #include "lib/xfer/xfer.h"
-#include "worker/model/shard.h"
+#include "worker/layout/group.h"
 
 struct options {
     bool plan, fill, score, stats;
     const char *model, *source, *sha256, *isa, *ids;
     const char *role, *host, *pod_name, *secret_file, *peer_dir, *shm_dir, *kv_dtype, *xfer,
         *incarnation;
-    const char *log_level, *log_format, *model_name, *dispatch, *dispatch_type;
+    const char *log_level, *log_format, *model_name, *dispatch, *dispatch_type, *two_batch;
     uint64_t http_port, xfer_port, threads, cpu_limit_milli, memory_limit_bytes;
     uint64_t kv_bytes, block_tokens, max_context, max_rows, max_running, max_queue, drain_s;
     uint64_t tp, pp, ep, dp, pods, rank, redundant, balance_steps;
@@ -30,6 +30,8 @@ options_threads(const struct options *o); /* min(limit, cgroup quota, allowed CP
 int options_kv_dtype(const struct options *o, enum model_kv_dtype *out, struct err *e) MUST_CHECK;
 
 struct model_layout options_layout(const struct options *o);
+/* Whether batches are computed as two halves: the group's option. */
+int options_halves(const struct options *o, enum group_halves *out, struct err *e) MUST_CHECK;
 /* How rows go to experts at other ranks: dispatch, dispatch_fp8, redundant, balance_steps of *out.
  */
 int options_dispatch(const struct options *o, struct model_group *out, struct err *e) MUST_CHECK;

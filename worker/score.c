@@ -72,10 +72,10 @@ static void print_experts(const struct model_work_stats *w)
 {
     double mean = (double)w->expert_slots / (double)w->expert_ranks;
     printf(",\"experts\":{\"dispatches\":%llu,\"latency\":%llu,\"slots\":%llu,"
-           "\"load_max\":%llu,\"load_mean\":%.1f,\"max_over_mean\":%.3f}",
+           "\"load_max\":%llu,\"load_mean\":%.1f,\"max_over_mean\":%.3f,\"halved_steps\":%llu}",
            (unsigned long long)w->dispatches, (unsigned long long)w->dispatches_latency,
            (unsigned long long)w->expert_slots, (unsigned long long)w->expert_max, mean,
-           mean > 0 ? (double)w->expert_max / mean : 1);
+           mean > 0 ? (double)w->expert_max / mean : 1, (unsigned long long)w->halved);
 }
 
 static void print_ranks(const struct scoring *s, const struct group_report *r, uint32_t n)
@@ -143,7 +143,9 @@ static int make_group(const struct scoring *s, struct comm *world, const struct 
     enum model_kv_dtype dtype;
     struct model_kv kv;
     struct model_group by;
+    enum group_halves halves;
     int rc = options_kv_dtype(s->o, &dtype, e);
+    rc = rc ? rc : options_halves(s->o, &halves, e);
     rc = rc ? rc : options_dispatch(s->o, &by, e);
     rc = rc ? rc : model_kv_part(&kv, model_config(m), model_part(m), dtype, MODEL_BLOCK_TOKENS, e);
     if (rc)
@@ -152,6 +154,7 @@ static int make_group(const struct scoring *s, struct comm *world, const struct 
                              .layout = s->layout,
                              .rank = world ? comm_rank(world) : 0,
                              .world = world,
+                             .halves = halves,
                              .work = {.threads = threads ? threads : 1,
                                       .max_rows = SCORE_ROWS,
                                       .kv_dtype = dtype,

@@ -212,6 +212,7 @@ static int start_engine(struct worker *w, struct err *e)
                               .notify_ctx = w->api};
     make_names(w, &c.seed, &c.layout);
     int rc = options_dispatch(o, &c.dispatch, e);
+    rc = rc ? rc : options_halves(o, &c.halves, e);
     rc = rc ? rc : xfer_policy_of(o->xfer, &c.xfer_policy, e);
     return rc ? rc : engine_start(&c, &w->engine, e);
 }

@@ -213,6 +213,7 @@ int team_follow(struct team *t, const struct model *m, struct xfer_pool *pool,
                                       .pool_blocks = b->n_blocks}};
     memcpy(c.apart, t->apart, sizeof c.apart);
     int rc = options_dispatch(o, &c.work.group, e);
+    rc = rc ? rc : options_halves(o, &c.halves, e);
     rc = rc ? rc : group_new(&c, &g, e);
     if (rc) {
         comm_fail(t->world, e->msg);

@@ -62,6 +62,24 @@ static struct range slice(const struct comm *c, size_t n, uint32_t i)
     return (struct range){a, b - a};
 }
 
+/* ---- between two ranks ---- */
+
+/* What a begun all-to-all has left to move: before anything else uses the same ways. */
+static int land(struct comm *c, struct err *e)
+{
+    struct world *w = c->w;
+    uint32_t n = w->n_flight;
+    w->n_flight = 0;
+    int rc = n ? mesh_run(w, w->flight, n, e) : 0;
+    return rc || !n || w->seg.n < 2 ? rc : pipes_run(w, w->flight, n, e);
+}
+
+static int over_mesh(struct comm *c, struct comm_flow *f, uint32_t n, struct err *e)
+{
+    int rc = land(c, e);
+    return rc ? rc : mesh_run(c->w, f, n, e);
+}
+
 /* ---- all-reduce ---- */
 
 /* sum = a + b; sum may be a. The same additions whatever the width of registers. */
@@ -126,7 +144,7 @@ static int swap_all(struct comm *c, void *mine, size_t bytes, struct err *e)
         f[n++] = (struct comm_flow){c->ranks[i], true, mine, bytes};
         f[n++] = (struct comm_flow){c->ranks[i], false, stage(c, i), bytes};
     }
-    return n ? mesh_run(c->w, f, n, e) : 0;
+    return n ? over_mesh(c, f, n, e) : 0;
 }
 
 /* This rank's part, where others of its host read it, and where it stays while x becomes the sum. A
@@ -165,7 +183,7 @@ static int swap_slices(struct comm *c, float *x, size_t n, float *sum, bool back
         f[k++] = back ? (struct comm_flow){c->ranks[i], false, x + r.at, r.n * sizeof *x}
                       : (struct comm_flow){c->ranks[i], false, stage(c, i), mine.n * sizeof *x};
     }
-    return k ? mesh_run(c->w, f, k, e) : 0;
+    return k ? over_mesh(c, f, k, e) : 0;
 }
 
 /* Everybody adds up a slice, in its own window, and takes the others'. */
@@ -247,7 +265,7 @@ static int broadcast_part(struct comm *c, uint32_t root, uint8_t *data, size_t b
             f[n++] = (struct comm_flow){c->ranks[i], true, data, bytes};
     if (!mine && !here(c, root))
         f[n++] = (struct comm_flow){c->ranks[root], false, data, bytes};
-    int rc = n ? mesh_run(c->w, f, n, e) : 0;
+    int rc = n ? over_mesh(c, f, n, e) : 0;
     rc = rc ? rc : gate_pass(c, e);
     if (!rc && !mine && here(c, root))
         memcpy(data, window(c, root), bytes);
@@ -290,7 +308,8 @@ static int run(struct comm *c, struct comm_flow *f, uint32_t n, struct err *e)
         pipes |= world_is_here(c->w, f[i].peer);
         mesh |= !world_is_here(c->w, f[i].peer);
     }
-    int rc = mesh ? mesh_run(c->w, f, n, e) : 0;
+    int rc = land(c, e);
+    rc = rc || !mesh ? rc : over_mesh(c, f, n, e);
     return rc || !pipes ? rc : pipes_run(c->w, f, n, e);
 }
 
@@ -319,10 +338,10 @@ int comm_recv(struct comm *c, uint32_t peer, void *data, size_t bytes, struct er
     return leave(c, from, 0, run(c, &f, 1, e), e);
 }
 
-int comm_all_to_all(struct comm *c, const void *out, const size_t *out_bytes, void *in,
-                    const size_t *in_bytes, struct err *e)
+/* Flows of an all-to-all between the other ranks; this one's own piece is copied. */
+static uint32_t all_to_all(struct comm *c, const void *out, const size_t *out_bytes, void *in,
+                           const size_t *in_bytes, struct comm_flow f[2 * COMM_RANKS_MAX])
 {
-    struct comm_flow f[2 * COMM_RANKS_MAX];
     const uint8_t *from = out;
     uint8_t *to = in;
     uint32_t n = 0;
@@ -338,5 +357,40 @@ int comm_all_to_all(struct comm *c, const void *out, const size_t *out_bytes, vo
         from += out_bytes[i];
         to += in_bytes[i];
     }
+    return n;
+}
+
+int comm_all_to_all(struct comm *c, const void *out, const size_t *out_bytes, void *in,
+                    const size_t *in_bytes, struct err *e)
+{
+    struct comm_flow f[2 * COMM_RANKS_MAX];
+    uint32_t n = all_to_all(c, out, out_bytes, in, in_bytes, f);
     return n ? comm_exchange(c, f, n, e) : 0;
+}
+
+int comm_all_to_all_begin(struct comm *c, const void *out, const size_t *out_bytes, void *in,
+                          const size_t *in_bytes, struct err *e)
+{
+    struct world *w = c->w;
+    uint64_t from = enter(c, OP_EXCHANGE);
+    size_t bytes = 0;
+    int rc = land(c, e);
+    if (rc)
+        return leave(c, from, 0, rc, e);
+    uint32_t n = all_to_all(c, out, out_bytes, in, in_bytes, w->flight);
+    for (uint32_t i = 0; i < n; i++) {
+        w->flight[i].peer = c->ranks[w->flight[i].peer];
+        bytes += w->flight[i].out ? w->flight[i].bytes : 0;
+    }
+    w->n_flight = n;
+    rc = mesh_try(w, w->flight, n, e);
+    if (!rc && w->seg.n > 1)
+        pipes_try(w, w->flight, n);
+    return leave(c, from, bytes, rc, e);
+}
+
+int comm_all_to_all_end(struct comm *c, struct err *e)
+{
+    uint64_t from = enter(c, OP_EXCHANGE);
+    return leave(c, from, 0, land(c, e), e);
 }

@@ -86,6 +86,13 @@ int comm_exchange(struct comm *c, struct comm_flow *flows, uint32_t n, struct er
 /* Piece r of `out` (of out_bytes[r], one after the other) goes to rank r; in likewise. */
 int comm_all_to_all(struct comm *c, const void *out, const size_t *out_bytes, void *in,
                     const size_t *in_bytes, struct err *e) MUST_CHECK;
+/* The same in two halves, to compute in between: what finds room on its way leaves at once, the
+ * rest leaves and all arrives until the end. Buffers stay as they are until then. One at a time in
+ * a world; any call that moves data between two ranks ends it first, so all ranks call both halves
+ * at the same places. */
+int comm_all_to_all_begin(struct comm *c, const void *out, const size_t *out_bytes, void *in,
+                          const size_t *in_bytes, struct err *e) MUST_CHECK;
+int comm_all_to_all_end(struct comm *c, struct err *e) MUST_CHECK;
 
 /* The rank's own engine failed: the whole group does, with this reason. */
 void comm_fail(struct comm *c, const char *why);

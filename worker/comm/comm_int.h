@@ -82,6 +82,8 @@ struct world {
     bool watching;
     int wake_fd, fail_fd; /* eventfds: something to say; failed */
     _Atomic bool leaving, told;
+    struct comm_flow flight[2 * COMM_RANKS_MAX]; /* of an all-to-all that was begun */
+    uint32_t n_flight;
 };
 
 struct comm {
@@ -100,13 +102,16 @@ int segment_map(struct segment *s, int fd, uint32_t n, struct err *e) MUST_CHECK
 void segment_unmap(struct segment *s);
 void *segment_window(const struct comm *c, uint32_t member, uint32_t turn);
 int gate_pass(struct comm *c, struct err *e) MUST_CHECK; /* barrier of the members on this host */
-/* Flows between ranks of this host. `peer` is the world's number. */
+/* Flows between ranks of this host. `peer` is the world's number. pipes_try, mesh_try: as far as
+ * they go without waiting. */
 int pipes_run(struct world *w, struct comm_flow *f, uint32_t n, struct err *e) MUST_CHECK;
+void pipes_try(struct world *w, struct comm_flow *f, uint32_t n);
 void segment_wake_all(struct world *w);
 
 /* mesh.c */
 int mesh_join(struct world *w, struct err *e) MUST_CHECK;
 int mesh_run(struct world *w, struct comm_flow *f, uint32_t n, struct err *e) MUST_CHECK;
+int mesh_try(struct world *w, struct comm_flow *f, uint32_t n, struct err *e) MUST_CHECK;
 uint16_t mesh_port(const struct world *w, uint32_t rank);
 const char *mesh_host(const struct world *w, uint32_t rank);
 

@@ -280,6 +280,18 @@ static int broken(struct world *w, uint32_t peer, ssize_t code, struct err *e)
     return watch_error(w, e);
 }
 
+int mesh_try(struct world *w, struct comm_flow *f, uint32_t n, struct err *e)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        if (!f[i].bytes || world_is_here(w, f[i].peer))
+            continue;
+        ssize_t got = flow_move(w, &f[i]);
+        if (got < 0)
+            return broken(w, f[i].peer, got, e);
+    }
+    return 0;
+}
+
 int mesh_run(struct world *w, struct comm_flow *f, uint32_t n, struct err *e)
 {
     struct pollfd p[2 * COMM_RANKS_MAX + 1];

@@ -194,6 +194,13 @@ static size_t pipe_move(struct world *w, struct comm_flow *f)
     return n;
 }
 
+void pipes_try(struct world *w, struct comm_flow *f, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        if (f[i].bytes && world_is_here(w, f[i].peer))
+            (void)pipe_move(w, &f[i]);
+}
+
 int pipes_run(struct world *w, struct comm_flow *f, uint32_t n, struct err *e)
 {
     struct gate *bell = &w->seg.head->bells[w->cfg.rank - w->host0];

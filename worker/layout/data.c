@@ -96,6 +96,15 @@ int data_check(struct data *d, const struct model_batch *b, struct err *e)
     return rc ? rc : model_batch_check(d->w, &all, e);
 }
 
+bool data_has_halves(const struct data *d, const struct model_batch *b)
+{
+    uint32_t rows[MODEL_RANKS_MAX] = {0};
+    for (uint32_t i = 0; i < b->n_segments; i++)
+        if ((rows[d->owners[i]] += b->segments[i].n_tokens) > 1)
+            return true;
+    return false;
+}
+
 static int room_for_logits(struct data *d, const struct model_batch *b, struct err *e)
 {
     size_t n = (size_t)model_batch_outputs(b) * model_config(d->c->model)->vocab;

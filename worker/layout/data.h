@@ -14,5 +14,7 @@ int data_new(const struct group_config *c, struct model_work *w, struct data **o
 void data_free(struct data *d); /* NULL is fine */
 /* Whether data_forward would take the batch. */
 int data_check(struct data *d, const struct model_batch *b, struct err *e) MUST_CHECK;
+/* Of a batch that was checked: whether a data rank has two rows, so that there are two halves. */
+bool data_has_halves(const struct data *d, const struct model_batch *b);
 /* The whole group's batch: this rank computes its own part; rank 0 gets everybody's logits. */
 int data_forward(struct data *d, const struct model_batch *b, struct err *e) MUST_CHECK;

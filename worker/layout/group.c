@@ -1,4 +1,6 @@
 #include "worker/layout/group.h"
+#include "lib/base/clock.h"
+#include "lib/decide/overlap.h"
 #include "worker/layout/data.h"
 
 #include <errno.h>
@@ -11,8 +13,8 @@
 #define PLAN_MAX    (64u << 20)
 
 enum command {
-    COMMAND_FORWARD = 1, /* n_segments, then of each: n_tokens, start, n_blocks, logits_from,
-                            tokens, blocks */
+    COMMAND_FORWARD = 1, /* n_segments, whether in two halves, then of each: n_tokens, start,
+                            n_blocks, logits_from, tokens, blocks */
     COMMAND_COPY,        /* from, to */
     COMMAND_FETCH,       /* n, blocks: ranks apart send them */
     COMMAND_STORE,       /* n, blocks: ranks apart receive them */
@@ -30,6 +32,7 @@ struct group {
     struct group_config c;
     struct comm *tensor, *pipeline, *expert;
     struct data *data; /* NULL: one data rank */
+    struct overlap overlap;
     struct model_work *work;
     struct words plan, stores; /* stores: blocks that go out with the plan, from data[1] on */
     size_t block_bytes[MODEL_RANKS_MAX];
@@ -83,6 +86,7 @@ static int split_ranks(struct group *g, const struct model_shard *shard, struct 
     mine->expert = g->expert;
     mine->expert_first = place / x * x;
     mine->data = l->data;
+    mine->halves = g->c.halves != GROUP_WHOLE;
     return rc;
 }
 
@@ -209,10 +213,11 @@ static int send_plan(struct group *g, struct err *e)
     return rc ? rc : send_stores(g, e);
 }
 
-static void plan_forward(struct words *w, const struct model_batch *b)
+static void plan_forward(struct words *w, const struct model_batch *b, bool halve)
 {
     put(w, COMMAND_FORWARD);
     put(w, b->n_segments);
+    put(w, halve);
     for (uint32_t i = 0; i < b->n_segments; i++) {
         const struct model_segment *s = &b->segments[i];
         put_all(w, (const uint32_t[]){s->n_tokens, s->start, s->n_blocks, s->logits_from}, 4);
@@ -227,6 +232,21 @@ static int forward(struct group *g, const struct model_batch *b, struct err *e)
                    : model_forward(g->c.model, g->work, g->c.pool, b, e);
 }
 
+static uint32_t rows_of(const struct model_batch *b)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < b->n_segments; i++)
+        n += b->segments[i].n_tokens;
+    return n;
+}
+
+static bool choose_halves(struct group *g, const struct model_batch *b)
+{
+    bool wanted = g->data && g->c.halves != GROUP_WHOLE && data_has_halves(g->data, b) &&
+                  (g->c.halves == GROUP_HALVES || overlap_next(&g->overlap, rows_of(b)));
+    return model_work_halve(g->work, wanted);
+}
+
 int group_forward(struct group *g, const struct model_batch *b, struct err *e)
 {
     if (group_ranks(g) == 1)
@@ -234,9 +254,14 @@ int group_forward(struct group *g, const struct model_batch *b, struct err *e)
     int rc = g->data ? data_check(g->data, b, e) : model_batch_check(g->work, b, e);
     if (rc)
         return rc; /* the others would refuse it too */
-    plan_forward(&g->plan, b);
+    bool halve = choose_halves(g, b);
+    uint64_t from = clock_mono_ns();
+    plan_forward(&g->plan, b, halve);
     rc = send_plan(g, e);
-    return rc ? rc : forward(g, b, e);
+    rc = rc ? rc : forward(g, b, e);
+    if (!rc && g->data && data_has_halves(g->data, b))
+        overlap_learn(&g->overlap, rows_of(b), halve, (double)(clock_mono_ns() - from) / 1e9);
+    return rc;
 }
 
 static void copy_block(struct group *g, uint32_t from, uint32_t to)
@@ -386,9 +411,10 @@ static bool take_segment(const struct words *w, size_t *at, struct model_segment
 
 static int follow_forward(struct group *g, size_t *at, struct err *e)
 {
-    const uint32_t *n = take(&g->plan, at, 1);
+    const uint32_t *n = take(&g->plan, at, 2);
     if (!n || *n > g->c.work.max_rows)
         return err_set(e, EPROTO, "a step of too many sequences from rank 0");
+    (void)model_work_halve(g->work, n[1] != 0);
     if (*n > g->cap_segments) {
         g->cap_segments = *n;
         g->segments = xrealloc(g->segments, *n * sizeof *g->segments);

@@ -19,12 +19,17 @@
 
 struct group;
 
+/* Batches of data ranks with experts over ranks: whole, as two halves (model_work_halve), or as
+ * steps of both ways were measured to take less (lib/decide/overlap.h). */
+enum group_halves { GROUP_WHOLE, GROUP_HALVES, GROUP_HALVES_MEASURED };
+
 struct group_config {
     const struct model *model; /* this rank's part */
     struct model_layout layout;
     uint32_t rank;
     struct comm *world;             /* NULL: one rank */
-    struct model_work_options work; /* .group is set by group_new */
+    struct model_work_options work; /* .group is set by group_new, but for how rows travel */
+    enum group_halves halves;       /* the same at every rank */
     void *pool;                     /* this rank's KV, work.pool_blocks of its part's block_bytes */
     bool apart[MODEL_RANKS_MAX];    /* the same at every rank */
     uint8_t *copies[MODEL_RANKS_MAX]; /* at rank 0, of ranks apart: shaped as their pools */

@@ -1,3 +1,3 @@
 MODULES += worker/layout
-worker/layout_DEPS := worker/model worker/comm lib/base
+worker/layout_DEPS := worker/model worker/comm lib/decide lib/base
 bench_comm := worker/layout

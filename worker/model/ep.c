@@ -266,7 +266,7 @@ static int exchange(struct step *s, bool latency, const size_t *out_bytes)
         in_bytes[rank] = latency ? sizeof(struct ep_head) + (to - from) * r->item_bytes
                                  : r->heads[rank].rows[r->rank] * r->item_bytes;
     }
-    return comm_all_to_all(c, r->out, out_bytes, r->in, in_bytes, &s->w->err);
+    return comm_all_to_all_begin(c, r->out, out_bytes, r->in, in_bytes, &s->w->err);
 }
 
 static void count_load(struct step *s)
@@ -284,7 +284,7 @@ static void count_load(struct step *s)
     st->dispatches++;
 }
 
-void ep_dispatch(struct step *s, uint32_t layer)
+void ep_dispatch_begin(struct step *s, uint32_t layer)
 {
     struct ep_rows *r = &s->w->ep;
     bool latency = is_latency(s->w);
@@ -304,8 +304,16 @@ void ep_dispatch(struct step *s, uint32_t layer)
     for (uint32_t i = from; i < to && s->w->rc == 0; i++)
         pack_item(s, &r->sent[i], r->out + r->at[i]);
     pool_barrier(s->w->pool);
-    if (s->thread == 0 && s->w->rc == 0) {
+    if (s->thread == 0 && s->w->rc == 0)
         fail(s, exchange(s, latency, r->out_bytes));
+    pool_barrier(s->w->pool);
+}
+
+void ep_dispatch_end(struct step *s)
+{
+    bool latency = is_latency(s->w);
+    if (s->thread == 0 && s->w->rc == 0) {
+        fail(s, comm_all_to_all_end(s->w->o.group.expert, &s->w->err));
         if (s->w->rc == 0)
             fail(s, take_items(s, latency));
         if (s->w->rc == 0)
@@ -323,8 +331,8 @@ static int send_answers(struct step *s)
         out_bytes[rank] = r->heads[rank].slots[r->rank] * row;
         in_bytes[rank] = r->mine.slots[rank] * row;
     }
-    return comm_all_to_all(s->w->o.group.expert, r->slots_out, out_bytes, r->back, in_bytes,
-                           &s->w->err);
+    return comm_all_to_all_begin(s->w->o.group.expert, r->slots_out, out_bytes, r->back, in_bytes,
+                                 &s->w->err);
 }
 
 /* Slots in the order of received rows and their picks: the order in which they are asked for. */
@@ -343,20 +351,34 @@ static void line_up(struct step *s)
     }
 }
 
-void ep_combine(struct step *s)
+void ep_combine_begin(struct step *s)
 {
-    struct ep_rows *r = &s->w->ep;
-    uint32_t d = s->c->d_model, used = s->c->moe.used, from, to, first, last;
     line_up(s);
     pool_barrier(s->w->pool);
     if (s->thread == 0 && s->w->rc == 0)
         fail(s, send_answers(s));
     pool_barrier(s->w->pool);
+}
+
+void ep_combine_end(struct step *s)
+{
+    struct ep_rows *r = &s->w->ep;
+    uint32_t d = s->c->d_model, used = s->c->moe.used, from, to, first, last;
+    if (s->thread == 0 && s->w->rc == 0)
+        fail(s, comm_all_to_all_end(s->w->o.group.expert, &s->w->err));
+    pool_barrier(s->w->pool);
+    float *out = s->w->out;
+    if (ep_behind(s->w)) {
+        uint32_t n = s->w->n_rows;
+        out += (size_t)n * d;
+        layer_split(n, s->threads, s->thread, &from, &to);
+        memset(out + (size_t)from * d, 0, (size_t)(to - from) * d * sizeof *out);
+        pool_barrier(s->w->pool);
+    }
     share_of(s->w, r->rank, &first, &last);
     layer_split(last - first, s->threads, s->thread, &from, &to);
     for (uint32_t row = first + from; row < first + to && s->w->rc == 0; row++)
         for (size_t i = (size_t)row * used; i < (size_t)(row + 1) * used; i++)
-            moe_add(s->w->out + (size_t)row * d, r->back + (size_t)r->answer[i] * d,
-                    r->own[i].weight, d);
+            moe_add(out + (size_t)row * d, r->back + (size_t)r->answer[i] * d, r->own[i].weight, d);
     pool_barrier(s->w->pool);
 }

@@ -22,13 +22,22 @@ static inline bool ep_active(const struct model_work *w)
 {
     return w->ep.ranks > 1;
 }
+/* Whether what other ranks' experts gave is kept behind w->out's rows until the layer's all-reduce:
+ * tensor ranks share the rows out, and which one adds a row's experts to its part of the shared
+ * ones must not show in the row's bits. */
+static inline bool ep_behind(const struct model_work *w)
+{
+    return ep_active(w) && w->ep.tensor > 1 && w->m->config.moe.d_shared;
+}
 int ep_init(struct model_work *w, struct err *e) MUST_CHECK;
 void ep_carve(struct carve *c, struct model_work *w);
-/* After the choice (w->moe.picks of own rows): w->moe.picks, n_rows are those of rows received.
- * Ends with a barrier. */
-void ep_dispatch(struct step *s, uint32_t layer);
+/* After the choice (w->moe.picks of own rows): begin sends, and after end w->moe.picks, n_rows are
+ * those of rows received. Both end with a barrier; in between another batch may be computed. */
+void ep_dispatch_begin(struct step *s, uint32_t layer);
+void ep_dispatch_end(struct step *s);
 /* The activations of received row i. */
 void ep_row(const struct step *s, uint32_t i, float *to);
-/* What the slots gave (w->moe.x) goes back and is added to w->out. Begins after a barrier, ends
- * with one. */
-void ep_combine(struct step *s);
+/* What the slots gave (w->moe.x) goes back, and is added to w->out, or behind it, at the end. Begin
+ * comes after a barrier; both end with one. */
+void ep_combine_begin(struct step *s);
+void ep_combine_end(struct step *s);

@@ -9,7 +9,7 @@
 
 #include <errno.h>
 
-static void rope_tables(struct step *s)
+void forward_open(struct step *s)
 {
     const struct model_config *c = s->c;
     uint32_t from, to;
@@ -293,32 +293,44 @@ static void ffn_part(struct step *s, uint32_t layer)
     layer_product_sum(s, &down, &x, w->n_rows);
 }
 
-static void layers(struct step *s)
+static void attention_stage(struct step *s, uint32_t layer)
 {
-    struct model_work *w = s->w;
-    const float *post = NULL, *out = NULL;
-    rope_tables(s);
-    for (uint32_t l = s->p->layer0; l < s->p->layer1 && !w->rc; l++) {
-        residual_norm(s, out, post, layer_vec(s, l, SLOT_ATTN_NORM));
-        if (s->c->mla.rank)
-            latent_attention_part(s, l);
-        else
-            attention_part(s, l);
-        residual_norm(s, w->out, layer_vec(s, l, SLOT_POST_ATTN_NORM),
-                      layer_vec(s, l, SLOT_FFN_NORM));
-        if (model_layer_has_experts(s->c, l))
-            moe_part(s, l);
-        else
-            ffn_part(s, l);
-        out = w->out;
-        post = layer_vec(s, l, SLOT_POST_FFN_NORM);
-    }
-    residual_norm(s, out, post, NULL);
+    residual_norm(s, s->out, s->post, layer_vec(s, layer, SLOT_ATTN_NORM));
+    if (s->c->mla.rank)
+        latent_attention_part(s, layer);
+    else
+        attention_part(s, layer);
+    residual_norm(s, s->w->out, layer_vec(s, layer, SLOT_POST_ATTN_NORM),
+                  layer_vec(s, layer, SLOT_FFN_NORM));
+    s->out = s->w->out;
+    s->post = layer_vec(s, layer, SLOT_POST_FFN_NORM);
 }
 
-void forward_thread(void *arg, uint32_t thread)
+static const forward_stage dense[] = {attention_stage, ffn_part, NULL};
+static const forward_stage experts[] = {attention_stage, moe_send,   moe_receive, moe_experts,
+                                        moe_answer,      moe_finish, NULL};
+
+const forward_stage *forward_stages(const struct step *s, uint32_t layer)
 {
-    struct model_work *w = arg;
+    return model_layer_has_experts(s->c, layer) ? experts : dense;
+}
+
+void forward_close(struct step *s)
+{
+    residual_norm(s, s->out, s->post, NULL);
+}
+
+static void layers(struct step *s)
+{
+    forward_open(s);
+    for (uint32_t l = s->p->layer0; l < s->p->layer1 && !s->w->rc; l++)
+        for (const forward_stage *run = forward_stages(s, l); *run; run++)
+            (*run)(s, l);
+    forward_close(s);
+}
+
+struct step forward_step(struct model_work *w, uint32_t thread)
+{
     struct step s = {.w = w,
                      .m = w->m,
                      .c = &w->m->config,
@@ -332,6 +344,13 @@ void forward_thread(void *arg, uint32_t thread)
     s.r1 = rows;
     if (!s.replicate)
         layer_split(rows, s.threads, thread, &s.r0, &s.r1);
+    return s;
+}
+
+void forward_thread(void *arg, uint32_t thread)
+{
+    struct model_work *w = arg;
+    struct step s = forward_step(w, thread);
     if (w->jobs & JOB_EMBED)
         stage_embed(&s);
     else if (w->jobs & JOB_LAYERS)

@@ -1,7 +1,7 @@
 /* layer.h: one thread's view of a step, and what the parts of a layer share (internal to
- * worker/model: forward.c, moe.c, mla.c). Every thread runs the same functions on the same step;
- * products split the rows of the weights, everything between them splits the rows of the batch, or
- * (few rows) is done by each thread on its own copy.
+ * worker/model: forward.c, halves.c, moe.c, mla.c). Every thread runs the same functions on the
+ * same step; products split the rows of the weights, everything between them splits the rows of the
+ * batch, or (few rows) is done by each thread on its own copy.
  *
  * Of the model this rank has s->p: counts of heads and widths in a step are the part's, layers are
  * numbered as the model's, in the KV pool as the part's. A product whose columns are cut ends in
@@ -19,6 +19,9 @@ struct step {
     bool replicate;
     struct rows rows; /* shared, or this thread's own */
     uint32_t r0, r1;  /* rows that this thread prepares */
+    /* What the part of a layer before has given, not added to h yet, and the norm that it passes
+     * first; NULL: nothing, none. */
+    const float *out, *post;
 };
 
 static inline void layer_split(uint32_t n, uint32_t parts, uint32_t i, uint32_t *from, uint32_t *to)

@@ -202,6 +202,7 @@ struct model_group {
      * steps from the load since, and moved at most so many bytes a step to one rank (0: 1 MiB). */
     uint32_t redundant, balance_steps;
     uint64_t move_bytes;
+    bool halves; /* memory for batches in two halves (model_work_halve) */
 };
 
 struct model_work_options {
@@ -233,6 +234,10 @@ int model_batch_check(const struct model_work *w, const struct model_batch *b,
 /* Before each model_forward with data-parallel attention: rows of every data rank's batch,
  * [group.data]. Together they are at most max_rows. */
 void model_work_data_rows(struct model_work *w, const uint32_t *rows);
+/* With experts at other ranks, for the next model_forward: as two halves that take turns, so that
+ * one computes while the other's rows are on their way (worker/model/halves.c). The same at every
+ * rank; the same results. Returns whether it will be: never without group.halves. */
+bool model_work_halve(struct model_work *w, bool halve);
 
 /* What a pipeline's stages have waited: busy_ns of all stages (known to the first), against
  * step_ns x stages. The bubble is what is left. */
@@ -242,6 +247,7 @@ struct model_work_stats {
      * ranks, and at the rank that had most; max over mean is expert_max x expert_ranks /
      * expert_slots. */
     uint64_t dispatches, dispatches_latency, expert_slots, expert_max, expert_ranks;
+    uint64_t halved;                  /* steps in two halves */
     uint64_t rebalances, moved_bytes; /* sets of copies taken into use; what this rank received */
 };
 void model_work_stats(const struct model_work *w, struct model_work_stats *out);

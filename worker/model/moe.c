@@ -253,39 +253,90 @@ static void add_experts(const struct step *s, uint32_t row, float *out)
             moe_add(out, r->x + (size_t)r->slot_of[i] * d, r->picks[i].weight, d);
 }
 
-/* Sums of routed experts, added to what the shared ones gave. */
-static void combine(struct step *s, bool has_shared)
+/* What every row has besides its chosen experts: the shared ones, or nothing. */
+static void begin_sum(struct step *s, uint32_t layer)
 {
     struct model_work *w = s->w;
     uint32_t d = s->c->d_model, from, to;
+    if (s->m->part.shared1 > s->m->part.shared0) {
+        shared(s, layer);
+        return;
+    }
     layer_split(w->n_rows, s->threads, s->thread, &from, &to);
-    if (!has_shared)
-        memset(w->out + (size_t)from * d, 0, (size_t)(to - from) * d * sizeof *w->out);
-    for (uint32_t row = from; row < to && !ep_active(w); row++)
-        add_experts(s, row, w->out + (size_t)row * d);
+    memset(w->out + (size_t)from * d, 0, (size_t)(to - from) * d * sizeof *w->out);
     pool_barrier(w->pool);
-    if (ep_active(w))
-        ep_combine(s);
 }
 
-void moe_part(struct step *s, uint32_t layer)
+/* ---- stages ---- */
+
+void moe_send(struct step *s, uint32_t layer)
 {
-    bool has_shared = s->m->part.shared1 > s->m->part.shared0;
     route(s, layer);
     if (s->thread == 0)
         s->w->moe.n_rows = s->w->n_rows;
-    if (ep_active(s->w)) {
-        ep_dispatch(s, layer);
-        if (s->w->rc) /* seen by all threads alike: a barrier has passed */
-            return;
-    }
+    if (!ep_active(s->w))
+        return;
+    ep_dispatch_begin(s, layer);
+    begin_sum(s, layer);
+}
+
+void moe_receive(struct step *s, uint32_t layer)
+{
+    if (ep_active(s->w))
+        ep_dispatch_end(s);
+    if (s->w->rc) /* seen by all threads alike: it changes between barriers only */
+        return;
     if (s->thread == 0)
         sort_slots(s, layer);
     pool_barrier(s->w->pool);
     gather(s);
-    if (has_shared)
-        shared(s, layer);
+}
+
+void moe_experts(struct step *s, uint32_t layer)
+{
+    if (s->w->rc) /* likewise: it changes after a barrier of this stage only */
+        return;
+    if (!ep_active(s->w))
+        begin_sum(s, layer);
     experts(s, layer);
-    combine(s, has_shared);
-    layer_sum(s, s->w->out, (size_t)s->w->n_rows * s->c->d_model);
+}
+
+void moe_answer(struct step *s, uint32_t layer)
+{
+    (void)layer;
+    if (ep_active(s->w) && !s->w->rc) /* likewise */
+        ep_combine_begin(s);
+}
+
+/* The all-reduce of both, then their sum. */
+static void finish_behind(struct step *s)
+{
+    struct model_work *w = s->w;
+    size_t n = (size_t)w->n_rows * s->c->d_model;
+    uint32_t d = s->c->d_model, from, to;
+    layer_sum(s, w->out, 2 * n);
+    layer_split(w->n_rows, s->threads, s->thread, &from, &to);
+    if (from < to)
+        s->ops->add(w->out + (size_t)from * d, w->out + n + (size_t)from * d, (to - from) * d);
+    pool_barrier(w->pool);
+}
+
+void moe_finish(struct step *s, uint32_t layer)
+{
+    struct model_work *w = s->w;
+    uint32_t d = s->c->d_model, from, to;
+    (void)layer;
+    if (ep_active(w)) {
+        ep_combine_end(s);
+        if (ep_behind(w)) {
+            finish_behind(s);
+            return;
+        }
+    } else {
+        layer_split(w->n_rows, s->threads, s->thread, &from, &to);
+        for (uint32_t row = from; row < to; row++)
+            add_experts(s, row, w->out + (size_t)row * d);
+        pool_barrier(w->pool);
+    }
+    layer_sum(s, w->out, (size_t)w->n_rows * d);
 }

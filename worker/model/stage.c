@@ -181,13 +181,18 @@ int stage_run(struct model_work *w, const struct model_batch *b, struct err *e)
     int rc;
     w->rc = 0;
     w->stats.steps++;
-    if (f.pipeline && comm_ranks(f.pipeline) > 1) {
+    bool pipeline = f.pipeline && comm_ranks(f.pipeline) > 1;
+    if (pipeline) {
         rc = fly(&f);
     } else {
+        rc = w->ep.balance ? balance_step(w, e) : 0;
+    }
+    if (!rc && w->halve) {
+        rc = halves_run(w, b);
+    } else if (!rc && !pipeline) {
         work_lay_out(w, b);
         w->stats.micro_batches++;
-        rc = w->ep.balance ? balance_step(w, e) : 0;
-        rc = rc ? rc : run(w, JOB_EMBED | JOB_LAYERS | JOB_HEAD);
+        rc = run(w, JOB_EMBED | JOB_LAYERS | JOB_HEAD);
     }
     if (w->rc && e)
         *e = w->err;

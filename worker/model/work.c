@@ -5,6 +5,7 @@
 #include "worker/model/moe.h"
 #include "worker/model/rope.h"
 #include "worker/model/slots.h"
+#include "worker/model/stage.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -68,6 +69,7 @@ static void carve_all(struct carve *c, struct model_work *w)
     const struct model_part *p = &w->m->part;
     uint64_t n = w->o.max_rows, heads = (uint64_t)(p->q1 - p->q0) * mc->head_dim;
     bool stages = w->o.group.pipeline && comm_ranks(w->o.group.pipeline) > 1;
+    bool cut = stages || (w->o.group.halves && ep_active(w));
     bool parts = w->o.group.tensor && comm_ranks(w->o.group.tensor) > 1;
     uint32_t group = mc->n_heads / mc->n_kv_heads;
     w->own = work_carve(c, w->o.threads, sizeof *w->own);
@@ -85,7 +87,7 @@ static void carve_all(struct carve *c, struct model_work *w)
     w->att = work_carve(c, n * heads, sizeof(float));
     w->gate = work_carve(c, n * ff, sizeof(float));
     w->up = work_carve(c, n * ff, sizeof(float));
-    w->out = work_carve(c, n * mc->d_model, sizeof(float));
+    w->out = work_carve(c, (ep_behind(w) ? 2 : 1) * n * mc->d_model, sizeof(float));
     w->cs_global = work_carve(c, n * mc->rope_dims, sizeof(float));
     w->cs_local = work_carve(c, n * mc->rope_dims, sizeof(float));
     w->freqs_global = work_carve(c, mc->rope_dims / 2, sizeof(double));
@@ -98,11 +100,11 @@ static void carve_all(struct carve *c, struct model_work *w)
     w->part_logits =
         work_carve(c, parts ? (uint64_t)LOGIT_ROWS * (p->vocab1 - p->vocab0) : 0, sizeof(float));
     w->finals = work_carve(c, stages ? n * mc->d_model : 0, sizeof(float));
-    w->segments = work_carve(c, stages ? n : 0, sizeof *w->segments);
+    w->segments = work_carve(c, cut ? n : 0, sizeof *w->segments);
     w->units = work_carve(c, n * mc->n_heads, sizeof *w->units);
 }
 
-static int work_memory(struct model_work *w, struct err *e)
+int work_memory(struct model_work *w, struct err *e)
 {
     struct carve c = {0};
     carve_all(&c, w);
@@ -133,7 +135,8 @@ static int work_init(struct model_work *w, struct err *e)
     const float *factors = image_vec(w->m, image_global(w->m, SLOT_ROPE_FACTORS));
     rope_global_freqs(c, factors, w->freqs_global);
     rope_freqs(w->freqs_local, c->rope_dims, c->rope_base_local, 1.0f, factors);
-    return pool_new(w->o.threads, &w->pool, e);
+    rc = pool_new(w->o.threads, &w->pool, e);
+    return rc || !w->o.group.halves || !ep_active(w) ? rc : halves_new(w, e);
 }
 
 int model_work_new(const struct model *m, const struct model_work_options *o,
@@ -162,6 +165,7 @@ void model_work_free(struct model_work *w)
     if (!w)
         return;
     pool_free(w->pool);
+    halves_free(w);
     balance_free(w->ep.balance);
     if (w->memory)
         munmap(w->memory, w->memory_bytes);
@@ -175,7 +179,7 @@ const struct model_kv *model_work_kv(const struct model_work *w)
 
 uint64_t model_work_bytes(const struct model_work *w)
 {
-    return w->memory_bytes;
+    return w->memory_bytes + (w->half ? w->half->memory_bytes : 0);
 }
 
 /* ---- the plan of a step ---- */
@@ -288,6 +292,12 @@ void work_lay_out(struct model_work *w, const struct model_batch *b)
 void model_work_data_rows(struct model_work *w, const uint32_t *rows)
 {
     memcpy(w->ep.data_rows, rows, w->ep.data * sizeof *rows);
+}
+
+bool model_work_halve(struct model_work *w, bool halve)
+{
+    w->halve = halve && w->half;
+    return w->halve;
 }
 
 void model_work_stats(const struct model_work *w, struct model_work_stats *out)

@@ -119,6 +119,8 @@ struct model_work {
     float *finals;      /* last stage: [rows, d_model] of rows that give logits */
     struct model_segment *segments; /* of a micro-batch */
     struct model_work_stats stats;
+    struct model_work *half; /* of the second half of a batch (halves.c); NULL: never halved */
+    bool halve;              /* the next batch */
     /* The step */
     const struct model_batch *batch; /* all of it, or `part` */
     struct model_batch part;
@@ -128,6 +130,7 @@ struct model_work {
     struct err err;
 };
 
+int work_memory(struct model_work *w, struct err *e) MUST_CHECK; /* for w->o.max_rows rows */
 /* The layout of rows, outputs and attention units of a batch that was checked. */
 void work_lay_out(struct model_work *w, const struct model_batch *b);
 

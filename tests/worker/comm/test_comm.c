@@ -116,11 +116,28 @@ static size_t to_bytes(uint32_t a, uint32_t b)
     return (a * 7 + b * 13 + 1) * 7919 % 90000 * (a == 0 && b == 1 ? 30 : 1);
 }
 
+/* In two halves, with an all-reduce in between, and sometimes a send that wants the same ways. */
+static int deal_in_halves(struct comm *c, const uint8_t *give, const size_t *out, uint8_t *take,
+                          const size_t *in, uint32_t round)
+{
+    struct err e = {0};
+    uint32_t me = comm_rank(c), n = comm_ranks(c), word = 7;
+    float x[3] = {1, 2, 3};
+    if (comm_all_to_all_begin(c, give, out, take, in, &e) || comm_all_reduce(c, x, 3, &e) ||
+        x[2] != 3 * (float)n)
+        return 1;
+    bool send = round % 2 && n > 1;
+    if (send && me == 0 && comm_send(c, n - 1, &word, sizeof word, &e))
+        return 1;
+    if (send && me == n - 1 && comm_recv(c, 0, &word, sizeof word, &e))
+        return 1;
+    return comm_all_to_all_end(c, &e) || word != 7;
+}
+
 static int deal(struct comm *c, struct ranks *r, void *arg)
 {
     struct err e = {0};
     (void)r;
-    (void)arg;
     uint32_t me = comm_rank(c), n = comm_ranks(c);
     size_t out[RANKS_MAX], in[RANKS_MAX], o = 0, i = 0;
     for (uint32_t k = 0; k < n; k++) {
@@ -132,7 +149,9 @@ static int deal(struct comm *c, struct ranks *r, void *arg)
         size_t at = 0;
         for (uint32_t k = 0; k < n; at += out[k++])
             memset(give + at, (int)(me * 16 + k + round), out[k]);
-        if (comm_all_to_all(c, give, out, take, in, &e))
+        memset(take, 0xee, i);
+        if (arg ? deal_in_halves(c, give, out, take, in, round)
+                : comm_all_to_all(c, give, out, take, in, &e))
             return 1;
         at = 0;
         for (uint32_t k = 0; k < n; at += in[k++])
@@ -150,6 +169,18 @@ static void an_all_to_all_of_uneven_pieces_arrives_whole(void **state)
         struct ranks r;
         ranks_init(&r, shapes[i].n, shapes[i].per_host, 0);
         ranks_start(&r, deal, NULL);
+        assert_int_equal(ranks_wait(&r, NULL), 0);
+        ranks_fini(&r);
+    }
+}
+
+static void an_all_to_all_in_halves_lets_others_pass_and_arrives_whole(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < SHAPES; i++) {
+        struct ranks r;
+        ranks_init(&r, shapes[i].n, shapes[i].per_host, 0);
+        ranks_start(&r, deal, &r);
         assert_int_equal(ranks_wait(&r, NULL), 0);
         ranks_fini(&r);
     }
@@ -378,6 +409,7 @@ int main(void)
         cmocka_unit_test(an_all_reduce_adds_in_the_order_of_ranks_whatever_size_and_placement),
         cmocka_unit_test(gathers_broadcasts_and_rings_move_every_byte),
         cmocka_unit_test(an_all_to_all_of_uneven_pieces_arrives_whole),
+        cmocka_unit_test(an_all_to_all_in_halves_lets_others_pass_and_arrives_whole),
         cmocka_unit_test(communicators_of_one_group_do_not_disturb_each_other),
         cmocka_unit_test(when_a_rank_is_killed_all_fail_within_two_seconds_with_one_reason),
         cmocka_unit_test(a_stopped_rank_is_named_by_its_silence),

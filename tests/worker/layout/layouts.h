@@ -28,6 +28,8 @@ struct layouts {
     bool fp8;
     uint32_t redundant, balance_steps;
     uint64_t move_bytes;
+    enum group_halves halves;
+    uint32_t threads; /* of a rank; 0: 1 */
 };
 
 struct layouts_result {
@@ -62,7 +64,7 @@ static inline uint32_t layouts_blocks(const struct layouts *l)
 
 static inline struct model_work_options layouts_work(const struct layouts *l)
 {
-    return (struct model_work_options){.threads = 1,
+    return (struct model_work_options){.threads = l->threads ? l->threads : 1,
                                        .max_rows = l->n_seqs * l->prompt,
                                        .kv_dtype = l->kv,
                                        .pool_blocks = l->n_seqs * layouts_blocks(l),
@@ -176,8 +178,12 @@ static inline int layouts_rank(struct comm *world, struct ranks *r, void *arg)
     struct err e = {0};
     struct group *g = NULL;
     int rc = model_shard_load(l->path, NULL, &shard, &s.m, &e);
-    struct group_config c = {
-        .model = s.m, .layout = l->layout, .rank = me, .world = world, .work = layouts_work(l)};
+    struct group_config c = {.model = s.m,
+                             .layout = l->layout,
+                             .rank = me,
+                             .world = world,
+                             .halves = l->halves,
+                             .work = layouts_work(l)};
     struct model_kv kv;
     rc = rc ? rc
             : model_kv_part(&kv, model_config(s.m), model_part(s.m), l->kv, MODEL_BLOCK_TOKENS, &e);

@@ -125,6 +125,55 @@ static void ranks_without_rows_take_part(void **state)
     family_close(&f);
 }
 
+static void two_halves_that_take_turns_give_the_same_bits(void **state)
+{
+    static const char *const families[] = {"mixtral", "qwen3-moe", "deepseek-v2", "deepseek-v3"};
+    static const struct model_layout kinds[] = {{1, 1, 4, 4}, {2, 1, 4, 2}, {1, 1, 2, 4}};
+    (void)state;
+    for (size_t k = 0; k < sizeof families / sizeof *families; k++) {
+        struct family f;
+        family_open(&f, families[k]);
+        for (size_t i = 0; i < 3; i++) {
+            struct layouts_result whole, halves;
+            struct layouts l = of(&f, kinds[i], 12);
+            l.per_host = i == 0 ? 2 : 0; /* over sockets too */
+            l.threads = i == 2 ? 3 : 1;
+            layouts_run(&l, &whole);
+            l.halves = GROUP_HALVES;
+            layouts_run(&l, &halves);
+            assert_int_equal(whole.reports[0].work.halved, 0);
+            assert_true(halves.reports[0].work.halved >= 12);
+            assert_true(halves.max_delta == whole.max_delta); /* the whole model's beside both */
+            assert_true(l.layout.tensor > 1 || halves.max_delta == 0);
+            assert_int_equal(halves.differ, 0);
+        }
+        family_close(&f);
+    }
+}
+
+static void halves_go_with_copies_of_experts_and_with_one_row(void **state)
+{
+    struct family f;
+    struct layouts_result r;
+    (void)state;
+    family_open(&f, "deepseek-v3");
+    struct layouts l = of(&f, (struct model_layout){1, 1, 4, 4}, STEPS);
+    l.halves = GROUP_HALVES;
+    l.redundant = 2;
+    l.balance_steps = 8;
+    layouts_run(&l, &r);
+    assert_true(r.max_delta == 0 && r.reports[0].work.rebalances >= 1);
+    l.n_seqs = 1; /* a prompt in halves, then one row a step: whole */
+    layouts_run(&l, &r);
+    assert_true(r.max_delta == 0);
+    assert_int_equal(r.reports[0].work.halved, 3);
+    l.halves = GROUP_HALVES_MEASURED;
+    l.n_seqs = LAYOUT_SEQS;
+    layouts_run(&l, &r);
+    assert_true(r.max_delta == 0 && r.reports[0].work.halved > 0);
+    family_close(&f);
+}
+
 static void rows_in_fp8_stay_near(void **state)
 {
     struct family f;
@@ -158,6 +207,8 @@ int main(void)
         cmocka_unit_test(both_ways_of_dispatch_give_the_same),
         cmocka_unit_test(copies_of_hot_experts_come_while_serving_and_change_no_bit),
         cmocka_unit_test(ranks_without_rows_take_part),
+        cmocka_unit_test(two_halves_that_take_turns_give_the_same_bits),
+        cmocka_unit_test(halves_go_with_copies_of_experts_and_with_one_row),
         cmocka_unit_test(rows_in_fp8_stay_near),
         cmocka_unit_test(a_changed_expert_changes_the_logits),
     };
