@@ -6,7 +6,9 @@
 #include <math.h>
 #include <string.h>
 
-#define Q 4u /* queries at once */
+#define Q SCORE_QUERIES /* queries at once in scores; a v16_*.h says how many its registers hold   \
+                         */
+#define V 4u            /* and over values */
 
 struct query {
     float max, sum;
@@ -154,7 +156,7 @@ static void softmax(const struct unit *u, uint32_t i, uint32_t base)
     hi = v_exp(v_sub(hi, v_set1(max)));
     v_store(p, lo);
     v_store(p + 16, hi);
-    u->factor[i] = v_max_of(v_exp(v_set1(s->max - max))); /* all lanes are equal */
+    u->factor[i] = max == s->max ? 1.0f : v_first(v_exp(v_set1(s->max - max))); /* exp(0) is 1 */
     s->sum = fmaf(s->sum, u->factor[i], v_sum(v_add(lo, hi)));
     s->max = max;
 }
@@ -164,7 +166,7 @@ static void softmax(const struct unit *u, uint32_t i, uint32_t base)
 INLINE void weighted(const struct unit *u, uint32_t first, uint32_t n, uint32_t d, uint32_t w,
                      uint32_t t0, uint32_t t1)
 {
-    v16 acc[Q][4];
+    v16 acc[V][4];
     UNROLL
     for (uint32_t i = 0; i < n; i++) {
         UNROLL
@@ -190,9 +192,18 @@ INLINE void weighted(const struct unit *u, uint32_t first, uint32_t n, uint32_t 
     }
 }
 
+INLINE void weighted_all(const struct unit *u, uint32_t first, uint32_t n, uint32_t t0, uint32_t t1)
+{
+    uint32_t d = 0;
+    for (; d + 64 <= u->v_dim; d += 64)
+        weighted(u, first, n, d, 4, t0, t1);
+    for (; d < u->v_dim; d += 16)
+        weighted(u, first, n, d, 1, t0, t1);
+}
+
 INLINE void window_queries(const struct unit *u, uint32_t first, uint32_t n, uint32_t base)
 {
-    uint32_t t0 = ATTN_WINDOW, t1 = 0, d = 0;
+    uint32_t t0 = ATTN_WINDOW, t1 = 0;
     scores(u, first, n);
     for (uint32_t i = first; i < first + n; i++) {
         const struct query *s = &u->queries[i];
@@ -201,10 +212,9 @@ INLINE void window_queries(const struct unit *u, uint32_t first, uint32_t n, uin
         t1 = to > t1 ? to : t1;
         softmax(u, i, base);
     }
-    for (; d + 64 <= u->v_dim; d += 64)
-        weighted(u, first, n, d, 4, t0, t1);
-    for (; d < u->v_dim; d += 16)
-        weighted(u, first, n, d, 1, t0, t1);
+    UNROLL
+    for (uint32_t i = 0; i < n; i += V)
+        weighted_all(u, first + i, n - i < V ? n - i : V, t0, t1);
 }
 
 /* Queries are ordered by row, so those that see a window are consecutive. */
@@ -222,6 +232,10 @@ static void window(const struct unit *u, uint32_t base)
         n--;
     for (; i + Q <= n; i += Q)
         window_queries(u, i, Q, base);
+    if (Q > 4 && n - i >= 4) {
+        window_queries(u, i, 4, base);
+        i += 4;
+    }
     if (n - i == 3)
         window_queries(u, i, 3, base);
     else if (n - i == 2)

@@ -6,7 +6,8 @@
 #include <immintrin.h>
 #include <string.h>
 
-#define ISA(name) avx2_##name
+#define ISA(name)     avx2_##name
+#define SCORE_QUERIES 4u
 
 typedef struct {
     __m256 a, b;
@@ -96,6 +97,10 @@ INLINE v16 v_round(v16 x)
                  _mm256_round_ps(x.b, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
 }
 
+INLINE float v_first(v16 x)
+{
+    return _mm256_cvtss_f32(x.a);
+}
 INLINE float v_max_of(v16 x)
 {
     __m256 m = _mm256_max_ps(x.a, x.b);

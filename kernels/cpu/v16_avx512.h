@@ -7,7 +7,8 @@
 
 #include <immintrin.h>
 
-#define ISA(name) avx512_##name
+#define ISA(name)     avx512_##name
+#define SCORE_QUERIES 8u
 
 typedef __m512 v16;
 typedef __m512i v16i;
@@ -76,6 +77,10 @@ INLINE v16 v_neg(v16 a)
 INLINE v16 v_round(v16 a)
 {
     return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+INLINE float v_first(v16 a)
+{
+    return _mm512_cvtss_f32(a);
 }
 INLINE float v_max_of(v16 a)
 {
