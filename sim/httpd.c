@@ -103,6 +103,10 @@ static void request_free(void *arg)
     struct httpd_req *x = arg;
     if (x->on_close)
         x->on_close(x, false, x->close_ctx);
+    x->on_close = NULL;
+    x->done = x->leaving;
+    if (x->leaving)
+        return;
     net_pairs_free(x->headers);
     net_pairs_free(x->args);
     free(x->method);
@@ -126,6 +130,15 @@ static void close_soon(struct httpd_req *x)
 void net_gone(struct httpd_req *x)
 {
     close_soon(x);
+}
+
+void net_left(struct httpd_req *x)
+{
+    x->leaving = false;
+    if (x->done)
+        request_free(x);
+    else
+        close_soon(x);
 }
 
 static int hex(char c)

@@ -48,10 +48,20 @@ static bool is_write(const struct http_call *c)
 
 /* ---- lives of calls ---- */
 
+static void leave_server(void *arg)
+{
+    net_left(arg);
+}
+
 static void unref(struct http_call *c)
 {
     if (--c->refs)
         return;
+    if (c->x) { /* cancelled on its way: the server got it all the same */
+        c->x->call = NULL;
+        c->x->leaving = true;
+        sim_at(0, leave_server, c->x);
+    }
     for (size_t i = 0; i < c->n_headers; i++)
         free(c->headers[i]);
     free(c->headers);
@@ -74,11 +84,6 @@ static void unlink_call(struct http_call *c)
         c->next->prev = c->prev;
 }
 
-static void leave_server(void *arg)
-{
-    net_gone(arg);
-}
-
 /* The client's side is over, for whatever reason. */
 static void end(struct http_call *c)
 {
@@ -88,6 +93,7 @@ static void end(struct http_call *c)
     unlink_call(c);
     if (c->x) {
         c->x->call = NULL;
+        c->x->leaving = true;
         sim_at(latency(), leave_server, c->x);
         c->x = NULL;
     }

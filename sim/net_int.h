@@ -68,6 +68,8 @@ struct httpd_req {
     void *close_ctx;
     int status;
     bool replied, streaming, closed;
+    bool leaving; /* the server is about to hear that the client left: x stays until then */
+    bool done;    /* closed, and its memory would have been freed */
 };
 
 /* net.c */
@@ -82,4 +84,5 @@ void net_client_added(struct http_client *h);
 /* httpd.c */
 void net_dispatch(struct http_call *c);
 void net_gone(struct httpd_req *x);          /* the client left */
+void net_left(struct httpd_req *x);          /* the same, some time after it left */
 bool net_damaged(const struct http_call *c); /* the versions of its kind are lost to this client */
