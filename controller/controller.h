@@ -1,6 +1,6 @@
 /* controller.h: the controller's state. One loop, one thread: caches fill, keys ("namespace/infd")
  * queue up, each turn builds a snapshot (snapshot.c), asks lib/decide what to do, prepares the
- * requests (objects.c, pod.c) and carries them out one after another (execute.c). Only the leader
+ * requests (objects.c, pod.c) and carries them out (execute.c). Only the leader
  * writes. Nothing here is truth: killed at any instruction, a new process goes on from what the API
  * server holds. */
 #pragma once
@@ -32,6 +32,7 @@ struct expected {
     uint64_t until_ns;
 };
 
+struct turn;
 struct load;  /* load.c */
 struct doubt; /* doubt.c */
 
@@ -61,8 +62,13 @@ struct ctl {
     int exit_code;
 };
 
+enum step_state { STEP_WAITS, STEP_OUT, STEP_DONE, STEP_DOUBTFUL };
+
 /* A request that is ready to go: everything in it is owned. */
 struct step {
+    enum step_state state;
+    struct turn *turn; /* that sent it; execute.c */
+    uint64_t sent_ns;
     enum rec_kind kind;
     struct kube_call call;
     char *name, *path_name, *uid, *resource_version, *why;

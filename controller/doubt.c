@@ -65,6 +65,7 @@ size_t doubt_take(struct ctl *c, const char *key, const char *namespace, struct 
         } else {
             out = xrealloc(out, (n + 1) * sizeof *out);
             out[n] = d->step;
+            out[n].state = STEP_WAITS;
             out[n++].call.namespace = namespace;
         }
         free(d->key);

@@ -1,5 +1,7 @@
-/* Carries a plan out: each action becomes one request, prepared before the first is sent, sent one
- * after another. The first failure ends the turn; the next one starts from what is then true. */
+/* Carries a plan out: each action becomes one request, prepared before the first is sent. They go
+ * out in order; pods of one kind of action side by side, and the states of pools and deployment at
+ * the end, because none of these needs another. The first failure ends the turn once what is out
+ * has been answered; the next one starts from what is then true. */
 #include "controller/controller.h"
 #include "lib/base/clock.h"
 #include "lib/base/log.h"
@@ -12,19 +14,24 @@
 
 #define ARENA_MAX (64u << 20)
 
-/* Bodies of requests that wait cost memory (a pod's about 30 KB): a long plan is carried out in
- * parts, each decided anew. Any prefix of a plan is sound. */
-#define STEPS_MAX 32
+/* Bodies of requests that wait cost memory (a pod's about 30 KB), and other deployments wait
+ * meanwhile: a long plan is carried out in parts, each decided anew. Any part of a plan that begins
+ * where it begins is sound. */
+#define STEPS_MAX 8
+
+/* Requests of one turn that are out at once. */
+#define ABREAST_MAX 4
 
 struct turn {
     struct ctl *ctl;
     char *key, *namespace, *infd, *infd_uid, *infd_rv;
     struct step *steps;
     int64_t generation; /* of the deployment's spec, as decided upon */
-    size_t n, at;
+    size_t n, at, out;  /* steps; the next to be sent; without an answer */
     uint64_t requeue_ms;
     uint64_t started_ns;
     bool settling; /* its steps are writes of an earlier turn whose outcome is not known */
+    bool failed;
 };
 
 static struct metric *counter(const char *name, const char *help, const char *label,
@@ -229,10 +236,24 @@ static void turn_free(struct turn *t)
     free(t);
 }
 
-static void observe(const char *name, const char *help, uint64_t since_ns)
+static void observe_ns(const char *name, const char *help, uint64_t ns)
 {
     metric_observe(metric_series(metric_family(METRIC_HISTOGRAM, name, help, "", NULL, 0)),
-                   (double)(clock_mono_ns() - since_ns) / 1e9);
+                   (double)ns / 1e9);
+}
+
+static void observe(const char *name, const char *help, uint64_t since_ns)
+{
+    observe_ns(name, help, clock_mono_ns() - since_ns);
+}
+
+/* Writes whose outcome is not known are made again; of a turn that settles such ones, also those
+ * that were not reached. */
+static void keep_doubts(struct turn *t)
+{
+    for (size_t i = 0; i < t->n; i++)
+        if (t->steps[i].state == STEP_DOUBTFUL || (t->settling && t->steps[i].state == STEP_WAITS))
+            doubt_keep(t->ctl, t->key, &t->steps[i]);
 }
 
 static void turn_end(struct turn *t, bool ok)
@@ -249,6 +270,7 @@ static void turn_end(struct turn *t, bool ok)
             queue_add_after(c->queue, t->key, EXPECTED_NS / NS_PER_MS + 1000);
         queue_done(c->queue, t->key);
     } else {
+        keep_doubts(t);
         queue_retry(c->queue, t->key);
     }
     turn_free(t);
@@ -307,7 +329,8 @@ static void tell(struct turn *t, const struct step *s)
     }
 }
 
-static void next(struct turn *t);
+static void advance(struct turn *t);
+static void send_step(struct turn *t, struct step *s);
 
 /* Someone got there first: not failures, and the rest of the plan holds. A delete that conflicts is
  * one: what was to go may still be there, and the plan goes on as if it were not. */
@@ -348,64 +371,88 @@ static void failed(struct turn *t, struct step *s, const struct kube_result *r)
             kube_event(t->ctl->events, &about, "Warning", "ActionFailed", "Reconcile", note);
         }
     }
-    for (size_t i = t->at; i < t->n && (i == t->at ? doubt_is(s, r) : t->settling); i++)
-        doubt_keep(t->ctl, t->key, &t->steps[i]);
-    turn_end(t, false);
+    s->state = doubt_is(s, r) ? STEP_DOUBTFUL : STEP_DONE;
+    t->failed = true;
 }
 
-static void on_done(const struct kube_result *r, void *ctx)
+/* What an answer that is no failure means to later turns. */
+static void succeeded(struct turn *t, struct step *s, const struct kube_result *r)
 {
-    struct turn *t = ctx;
-    struct step *s = &t->steps[t->at];
-    metric_add(counter("baton_controller_actions_total", "Actions carried out, by kind.", "kind",
-                       rec_kind_name(s->kind)),
-               1);
-    if (made_before(t, s, r)) {
-        next(t);
-        return;
-    }
-    if (r->err.code && !benign(s, r)) {
-        failed(t, s, r);
-        return;
-    }
+    s->state = STEP_DONE;
     if (s->kind == REC_CREATE_POD)
         expected_add_created(t->ctl, t->key, r->object);
     if (s->kind == REC_DELETE_POD && s->uid && !r->err.code)
         expected_add_deleted(t->ctl, t->key, s->name, s->uid);
     tell(t, s);
-    t->at++;
-    next(t);
+}
+
+static void on_done(const struct kube_result *r, void *ctx)
+{
+    struct step *s = ctx;
+    struct turn *t = s->turn;
+    observe("baton_controller_request_seconds",
+            "Time of one write: from when it could be sent until its answer.", s->sent_ns);
+    metric_add(counter("baton_controller_actions_total", "Actions carried out, by kind.", "kind",
+                       rec_kind_name(s->kind)),
+               1);
+    t->out--;
+    if (made_before(t, s, r))
+        send_step(t, s);
+    else if (r->err.code && !benign(s, r))
+        failed(t, s, r);
+    else
+        succeeded(t, s, r);
+    advance(t);
 }
 
 /* Only who leads writes: asked before each request, and again when it had to wait. */
 static bool may_send(const void *ctx)
 {
-    const struct ctl *c = ((const struct turn *)ctx)->ctl;
+    const struct ctl *c = ((const struct step *)ctx)->turn->ctl;
     return c->leading && (!c->lease || kube_lease_valid(c->lease));
 }
 
-static void next(struct turn *t)
+static void send_step(struct turn *t, struct step *s)
 {
-    struct ctl *c = t->ctl;
     struct err e = {0};
-    if (t->at == t->n) {
-        turn_end(t, true);
-        return;
-    }
-    if (!may_send(t)) {
-        turn_end(t, false);
-        return;
-    }
-    struct step *s = &t->steps[t->at];
+    s->turn = t;
+    s->state = STEP_OUT;
+    s->sent_ns = clock_mono_ns();
     if (s->call.verb == KUBE_DELETE)
         s->call.uid = s->uid;
     s->call.may_send = may_send;
     s->call.done = on_done;
-    s->call.ctx = t;
-    if (kube_start(c->client, &s->call, &e)) {
-        log_error("a request can't be made", LS("infd", t->key), LERR(&e));
-        turn_end(t, false);
+    s->call.ctx = s;
+    if (may_send(s) && kube_start(t->ctl->client, &s->call, &e) == 0) {
+        t->out++;
+        return;
     }
+    if (e.code)
+        log_error("a request can't be made", LS("infd", t->key), LERR(&e));
+    s->state = STEP_WAITS;
+    t->failed = true;
+}
+
+static bool is_status(const struct step *s)
+{
+    return s->kind == REC_POOL_STATUS || s->kind == REC_STATUS;
+}
+
+/* May step `at` be sent while the one before it has no answer? */
+static bool beside(const struct turn *t)
+{
+    const struct step *s = &t->steps[t->at], *before = s - 1;
+    bool pods = s->kind == REC_CREATE_POD || s->kind == REC_DELETE_POD;
+    return (pods && s->kind == before->kind) || (is_status(s) && is_status(before));
+}
+
+/* Sends what may be sent now; the turn ends when all has been answered. */
+static void advance(struct turn *t)
+{
+    while (!t->failed && t->at < t->n && t->out < ABREAST_MAX && (!t->out || beside(t)))
+        send_step(t, &t->steps[t->at++]);
+    if (!t->out)
+        turn_end(t, !t->failed);
 }
 
 static uint64_t delay_ms(uint64_t at_ns, uint64_t now_ns)
@@ -447,7 +494,7 @@ static void on_owner(const struct kube_result *r, void *ctx)
                 json_int_at(o, "metadata.generation", 0) == t->generation &&
                 !json_str_at(o, "metadata.deletionTimestamp", NULL);
     if (!r->err.code && same) {
-        next(t);
+        advance(t);
         return;
     }
     log_debug(r->err.code
@@ -501,7 +548,7 @@ static void decide(struct turn *t, const struct kube_infd *d)
     if (grave(t))
         ask_owner(t);
     else
-        next(t);
+        advance(t);
 }
 
 static void on_reread(const struct kube_result *r, void *ctx)
@@ -548,11 +595,14 @@ void execute_work(struct queue *q, const char *key, void *ctx)
         queue_done(q, key);
         return;
     }
+    observe_ns("baton_controller_queue_seconds",
+               "Time that a deployment waited for its turn since there was something to look at.",
+               queue_waited_ns(q));
     struct turn *t = turn_new(c, key, d);
     t->n = doubt_take(c, key, t->namespace, &t->steps);
     t->settling = t->n > 0;
     if (t->settling)
-        next(t);
+        advance(t);
     else if (expected_overdue(c, key))
         reread(t);
     else

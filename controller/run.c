@@ -338,7 +338,7 @@ int ctl_start(struct ctl *c, const struct kube_config *config, struct err *e)
     struct queue_config q = {.loop = c->loop,
                              .work = work,
                              .ctx = c,
-                             .max_active = 4,
+                             .max_active = 2,
                              .retry_min_ms = 20,
                              .retry_max_ms = 60000};
     rc = queue_new(&q, &c->queue, e);

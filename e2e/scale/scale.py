@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 """The controller at size: 1,000 simulated nodes (kwok) and 10,000 worker pods on a real API server, etcd, scheduler and
-controller-manager. Two controllers with the chart's rights; prints a Markdown report.
+controller-manager. Controllers with the chart's rights, the leader killed twice; prints a Markdown report.
 
-  scale.py [--nodes 1000] [--deployments 100] [--pods 100] [--profile]     (pods a deployment, half prefill, half decode)"""
+  scale.py [--nodes 1000] [--deployments 100] [--pods 100] [--profile]     (pods a deployment, half prefill, half decode)
+  scale.py --small                                                         (100 nodes, 1,000 pods)"""
 import argparse
 import collections
+import datetime
 import json
 import os
 import pathlib
@@ -24,8 +26,12 @@ from cluster import Cluster  # noqa: E402
 
 BUILD = pathlib.Path(os.environ.get("BATON_BUILD", ROOT / "build")).resolve()
 NS = "baton"
-HISTOGRAMS = {"decision (snapshot, plan, bodies)": "baton_controller_decide_seconds",
+HISTOGRAMS = {"a key waits in the queue": "baton_controller_queue_seconds",
+              "decision (caches to requests that are ready)": "baton_controller_decide_seconds",
+              "one write, as the controller sees it": "baton_controller_request_seconds",
               "reconciliation, its requests included": "baton_controller_reconcile_seconds"}
+SERVER = "one POST of a pod, as the API server sees it (apiserver_request_duration_seconds)"
+KILL_AT = 0.8  # of the pods
 
 
 def say(text):
@@ -73,9 +79,13 @@ class Process:
         return (int(f[11]) + int(f[12])) / os.sysconf("SC_CLK_TCK")
 
     def memory(self):
-        """(now, highest) resident MB."""
-        text = pathlib.Path(f"/proc/{self.pid}/status").read_text()
-        return tuple(int(re.search(rf"^{k}:\s+(\d+)", text, re.M)[1]) / 1024 for k in ("VmRSS", "VmHWM"))
+        """MB: resident (all, highest so far), its own (no file's), and with shared pages divided among those who map them."""
+        text = pathlib.Path(f"/proc/{self.pid}/status").read_text() + pathlib.Path(f"/proc/{self.pid}/smaps_rollup").read_text()
+        return {k: int(re.search(rf"^{k}:\s+(\d+)", text, re.M)[1]) / 1024 for k in ("VmRSS", "VmHWM", "RssAnon", "Pss")}
+
+    def memory_text(self):
+        m = self.memory()
+        return f"{m['VmRSS']:.1f} MB ({m['RssAnon']:.1f} MB its own, {m['Pss']:.1f} MB PSS; highest {m['VmHWM']:.1f} MB)"
 
     def kill(self):
         os.kill(self.pid, 9)
@@ -91,11 +101,32 @@ class Controller(Process):
     def metrics(self):
         return urllib.request.urlopen(self.url + "/metrics", timeout=10).read().decode()
 
+    def state(self):
+        return json.loads(urllib.request.urlopen(self.url + "/debug/state", timeout=10).read())
+
     def leads(self):
-        return re.search(r"^baton_controller_leader 1", self.metrics(), re.M) is not None
+        return self.state()["leading"]
+
+    def first_pod(self, after):
+        """When it first made a pod, by its own log: seconds after that time; None: not yet."""
+        for line in self.log.read_text().splitlines():
+            if '"acted"' in line and '"create-pod"' in line.lower():
+                at = datetime.datetime.fromisoformat(json.loads(line)["ts"].replace("Z", "+00:00")).timestamp()
+                if at >= after:
+                    return at - after
+        return None
 
     def buckets(self, name):
-        return [(float(le), float(n)) for le, n in re.findall(rf'^{name}_bucket{{le="([^"]+)"}} (\S+)', self.metrics(), re.M)]
+        return summed(self.metrics(), name)
+
+
+def summed(text, name, labels=""):
+    """Buckets of a histogram, over all series with these labels: [(edge, count), …]."""
+    n = collections.Counter()
+    for series, count in re.findall(rf"^{name}_bucket{{([^}}]*)}} (\S+)", text, re.M):
+        if all(x in series for x in labels.split()):
+            n[float(re.search(r'le="([^"]+)"', series)[1])] += float(count)
+    return sorted(n.items())
 
 
 def quantile(buckets, q):
@@ -124,7 +155,8 @@ class Run:
     def __init__(self, options, folder):
         self.o, self.c = options, Cluster(pathlib.Path(folder) / "cluster")
         self.pods = options.deployments * options.pods
-        self.rows, self.marks = [], {}
+        self.rows = []
+        self.every = 5 if self.pods > 2000 else 1
 
     def row(self, what, value):
         self.rows.append((what, value))
@@ -153,9 +185,14 @@ class Run:
         text = (self.c.dir / "pki/admin.conf").read_text()
         self.config = self.c.dir / "controller.conf"
         self.config.write_text(re.sub(r"user: \{client-cert.*", f'user: {{token: "{token}"}}}}]', text))
-        self.lead = Controller(self.c, "one", 8090, self.config)
+        self.started_controllers = 0
+        self.lead = self.controller()
         until(self.lead.leads, 60, "a leader")
-        self.next = Controller(self.c, "two", 8092, self.config)
+        self.next = self.controller()
+
+    def controller(self):
+        self.started_controllers += 1
+        return Controller(self.c, f"controller-{self.started_controllers}", 8088 + 2 * self.started_controllers, self.config)
 
     def pools(self):
         items = json.loads(self.c.kubectl("-n", NS, "get", "wp", "-o", "json"))["items"]
@@ -164,17 +201,25 @@ class Run:
     def count(self, field):
         return sum(s.get(field, 0) for s in self.pools())
 
+    def server(self):
+        return summed(self.c.kubectl("get", "--raw", "/metrics"), "apiserver_request_duration_seconds",
+                      'group="" resource="pods" subresource="" verb="POST"')
+
     def mark(self, who):
-        return {n: who.buckets(n) for n in HISTOGRAMS.values()}, who.cpu()
+        return {n: who.buckets(n) for n in HISTOGRAMS.values()}, who.cpu(), self.server(), time.monotonic()
+
+    def quantiles(self, phase, what, b):
+        if b and b[-1][1]:
+            self.row(f"{phase}: {what}, p50 / p99 of {b[-1][1]:.0f}", f"{milliseconds(quantile(b, 0.5))} / {milliseconds(quantile(b, 0.99))}")
 
     def report(self, phase, who, before):
-        """Quantiles and CPU of `who` since `before`."""
+        """Quantiles, CPU and memory of `who` since `before`."""
         for what, name in HISTOGRAMS.items():
-            b = minus(who.buckets(name), before[0][name])
-            if b:
-                self.row(f"{phase}: {what}, p50 / p99 of {b[-1][1]:.0f}", f"{milliseconds(quantile(b, 0.5))} / {milliseconds(quantile(b, 0.99))}")
-        self.row(f"{phase}: CPU of the controller", f"{who.cpu() - before[1]:.1f} s")
-        self.row(f"{phase}: memory of the controller, now / highest", "{:.1f} MB / {:.1f} MB".format(*who.memory()))
+            self.quantiles(phase, what, minus(who.buckets(name), before[0][name]))
+        self.quantiles(phase, SERVER, minus(self.server(), before[2]))
+        cpu, wall = who.cpu() - before[1], time.monotonic() - before[3]
+        self.row(f"{phase}: CPU of the controller", f"{cpu:.2f} s, {100 * cpu / wall:.1f} % of a core")
+        self.row(f"{phase}: memory of the controller", who.memory_text())
 
     def writes(self, since=0):
         n = collections.Counter()
@@ -191,62 +236,110 @@ class Run:
         m = re.search(r'^apiserver_request_total{code="201",[^}]*group="",resource="pods",[^}]*subresource="",verb="POST"[^}]*} (\S+)', text, re.M)
         return float(m[1]) if m else 0
 
-    def create(self):
-        before, started = self.mark(self.lead), time.monotonic()
-        self.apply([deployment(i, self.o.pods) for i in range(self.o.deployments)])
-        profile = subprocess.Popen(["perf", "record", "-q", "-g", "-o", "/tmp/baton-scale.perf", "-p", str(self.lead.pid)]) if self.o.profile else None
-        created = made = None
+    def make_all(self):
+        """Until all pods are counted and Ready; the leader is killed on the way. Times since the first deployment was created."""
+        started, counted, made, killed = time.monotonic(), None, None, False
         while True:
-            current, ready = self.count("replicas"), self.count("readyReplicas")
+            while not killed and self.pods_made() < KILL_AT * self.pods:
+                say(f"{time.monotonic() - started:.0f} s: {self.pods_made():.0f} made; controller {self.lead.cpu():.1f} s CPU, "
+                    f"{self.lead.memory()['VmRSS']:.1f} MB")
+                time.sleep(self.every)
+            current, ready, posted = self.count("replicas"), self.count("readyReplicas"), self.pods_made()
             t = time.monotonic() - started
-            if not made and self.pods_made() >= self.pods:
-                made = t
-            say(f"{t:.0f} s: {current} counted, {ready} ready; controller {self.lead.cpu():.1f} s CPU, {self.lead.memory()[0]:.1f} MB")
-            if current >= self.pods and not created:
-                created = t
+            say(f"{t:.0f} s: {posted:.0f} made, {current} counted, {ready} ready; controller {self.lead.cpu():.1f} s CPU, "
+                f"{self.lead.memory()['VmRSS']:.1f} MB")
+            if not killed and posted >= KILL_AT * self.pods:
+                self.row(f"{posted:.0f} pods of {self.o.deployments} InferenceDeployments created after", f"{t:.0f} s")
+                self.report("creation", self.lead, self.before)
+                self.fail_over("while pods are created")
+                killed = True
+            made = made or (t if posted >= self.pods else None)
+            counted = counted or (t if current >= self.pods else None)
             if ready >= self.pods:
-                break
+                return made, counted, t
             if t > 3600:
                 raise SystemExit("pods do not get ready")
-            time.sleep(5)
+            time.sleep(self.every)
+
+    def create(self):
+        self.before = self.mark(self.lead)
+        self.apply([deployment(i, self.o.pods) for i in range(self.o.deployments)])
+        profile = subprocess.Popen(["perf", "record", "-q", "-g", "-o", "/tmp/baton-scale.perf", "-p", str(self.lead.pid)]) if self.o.profile else None
+        made, counted, ready = self.make_all()
         if profile:
             profile.terminate()
-        self.row(f"{self.pods} pods of {self.o.deployments} InferenceDeployments created after", f"{made:.0f} s")
-        self.row("all counted in status / all Ready there after", f"{created:.0f} s / {t:.0f} s")
+        self.row(f"all {self.pods} pods created / counted in status / Ready there after (the killed leader's time included)",
+                 f"{made:.0f} s / {counted:.0f} s / {ready:.0f} s")
         time.sleep(15)
-        self.report("creation", self.lead, before)
+        self.exact("creation")
         n = self.writes()
-        per = sum(v for k, v in n.items() if not k.endswith(" events")) / self.pods
+        per = sum(v for k, v in n.items() if not k.endswith((" events", " leases"))) / self.pods
         self.row("creation: API writes a pod (events and Lease left out / included)", f"{per:.2f} / {sum(n.values()) / self.pods:.2f}")
         self.row("creation: writes by kind", ", ".join(f"{k} {v}" for k, v in n.most_common()))
+
+    def exact(self, phase):
+        """Exactly the pods that were asked for, none twice."""
+        items = json.loads(self.c.kubectl("-n", NS, "get", "pods", "-o", "json", timeout=300))["items"]
+        live = [p["metadata"]["labels"] for p in items if "deletionTimestamp" not in p["metadata"]]
+        roles = collections.Counter((m["serving.baton.dev/infd"], m["serving.baton.dev/role"]) for m in live)
+        groups = collections.Counter((m["serving.baton.dev/infd"], m["serving.baton.dev/group"]) for m in live)
+        wrong = {k: v for k, v in roles.items() if v != self.o.pods // 2}
+        twice = [k for k, v in groups.items() if v > 1]
+        self.row(f"{phase}: pods, roles with another number than {self.o.pods // 2}, groups that are there twice",
+                 f"{len(live)}, {len(wrong)}, {len(twice)}")
+        if len(live) != self.pods or wrong or twice or len(roles) != 2 * self.o.deployments:
+            raise SystemExit(f"not the pods that were asked for: {wrong} {twice}")
 
     def churn(self):
         """One pod in fifty is deleted by someone else."""
         before, started = self.mark(self.lead), time.monotonic()
-        names = self.c.kubectl("-n", NS, "get", "pods", "-o", "name").split()[::50]
-        self.c.kubectl("-n", NS, "delete", "--wait=false", *names, timeout=300)
-        until(lambda: len(self.c.kubectl("-n", NS, "get", "pods", "-o", "name").split()) >= self.pods and self.count("readyReplicas") >= self.pods,
-              900, "replacements", 2)
-        self.row(f"{len(names)} deleted pods replaced and ready after", f"{time.monotonic() - started:.0f} s")
+        n = self.delete_some()
+        self.wait_for_all()
+        self.row(f"{n} deleted pods replaced and ready after", f"{time.monotonic() - started:.0f} s")
         time.sleep(5)
         self.report("replacement", self.lead, before)
+        self.exact("replacement")
+
+    def delete_some(self):
+        self.made_before = self.pods_made()
+        names = self.c.kubectl("-n", NS, "get", "pods", "-o", "name").split()[::50]
+        self.c.kubectl("-n", NS, "delete", "--wait=false", *names, timeout=300)
+        self.deleted = len(names)
+        return self.deleted
+
+    def wait_for_all(self):
+        until(lambda: self.pods_made() >= self.made_before + self.deleted and self.count("readyReplicas") >= self.pods, 900, "replacements", 2)
 
     def rest(self):
         before = self.mark(self.lead)
         time.sleep(60)
         self.report("60 s at rest", self.lead, before)
 
-    def failover(self):
-        """The leader is killed with -9 and a pool is scaled at the same moment: the time until the new leader has made the pod."""
+    def fail_over(self, when):
+        """The leader is killed with -9: the time until the next one leads, has listed everything, and has made a pod."""
         self.lead.kill()
+        killed = time.time()
+        leads = listed = None
+        while not (self.next.first_pod(killed) and listed):
+            state = self.next.state()
+            leads = leads or (time.time() - killed if state["leading"] else None)
+            listed = listed or (time.time() - killed if state["leading"] and state["synced"] else None)
+            if time.time() - killed > 300:
+                raise SystemExit("the next leader makes no pod")
+            time.sleep(0.2)
+        self.row(f"leader killed (-9) {when}: the next one leads / has listed everything / has made its first pod after (a Lease lives 15 s)",
+                 f"{leads:.1f} s / {listed:.1f} s / {self.next.first_pod(killed):.1f} s")
+        self.lead, self.next = self.next, self.controller()
+
+    def failover(self):
+        """At rest: the leader is killed, and pods are deleted at the same time."""
         started = time.monotonic()
-        self.c.kubectl("-n", NS, "scale", "wp/m0-decode", f"--replicas={self.o.pods // 2 + 1}")
-        want = self.o.pods + 1
-        until(lambda: len(self.c.kubectl("-n", NS, "get", "pods", "-l", "serving.baton.dev/infd=m0", "-o", "name").split()) >= want, 300,
-              "the new leader's pod", 0.2)
-        self.row("leader killed: the next one made a pod after (its Lease lives 15 s)", f"{time.monotonic() - started:.1f} s")
-        self.row("memory of the new leader, now / highest", "{:.1f} MB / {:.1f} MB".format(*self.next.memory()))
-        self.row("pods after it (exact)", str(len(self.c.kubectl("-n", NS, "get", "pods", "-o", "name").split())))
+        self.delete_some()
+        self.fail_over(f"at rest, as {self.deleted} pods are deleted")
+        self.wait_for_all()
+        self.row("all of them replaced and ready after", f"{time.monotonic() - started:.0f} s")
+        self.row("memory of the new leader", self.lead.memory_text())
+        self.exact("after both kills")
 
     def peers(self):
         for name in ("apiserver", "etcd", "scheduler", "controller-manager"):
@@ -276,10 +369,14 @@ def main():
     p.add_argument("--nodes", type=int, default=1000)
     p.add_argument("--deployments", type=int, default=100)
     p.add_argument("--pods", type=int, default=100)
+    p.add_argument("--small", action="store_true", help="100 nodes and 10 deployments, to develop with")
     p.add_argument("--profile", action="store_true", help="perf record of the leader during creation")
     p.add_argument("--keep-logs", help="folder for the programs' logs")
+    options = p.parse_args()
+    if options.small:
+        options.nodes, options.deployments = 100, 10
     with tempfile.TemporaryDirectory(prefix="baton-scale-") as d:
-        Run(p.parse_args(), d).go()
+        Run(options, d).go()
 
 
 if __name__ == "__main__":

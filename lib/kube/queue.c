@@ -17,6 +17,7 @@ struct item {
     struct item *prev, *next; /* in the ready list */
     uint64_t due_ns;          /* 0: none */
     uint64_t not_before_ns;   /* of an add after a failure */
+    uint64_t ready_ns;        /* since when it waits to be worked on */
     unsigned failures;
     bool ready, active, dirty;
     char key[];
@@ -26,6 +27,7 @@ struct queue {
     struct queue_config cfg;
     struct item *items, *ready;
     size_t n_ready, n_active;
+    uint64_t waited_ns;
     double tokens;
     uint64_t tokens_ns;
     uv_timer_t timer;
@@ -61,6 +63,7 @@ static void make_ready(struct queue *q, struct item *i)
     if (i->ready)
         return;
     i->ready = true;
+    i->ready_ns = clock_mono_ns();
     DL_APPEND(q->ready, i);
     q->n_ready++;
 }
@@ -93,6 +96,7 @@ static void pump(struct queue *q)
         q->n_active++;
         i->ready = i->dirty = false;
         i->active = true;
+        q->waited_ns = clock_mono_ns() - i->ready_ns;
         q->cfg.work(q, i->key, q->cfg.ctx);
     }
 }
@@ -242,4 +246,9 @@ size_t queue_depth(const struct queue *q)
 size_t queue_active(const struct queue *q)
 {
     return q->n_active;
+}
+
+uint64_t queue_waited_ns(const struct queue *q)
+{
+    return q->waited_ns;
 }
