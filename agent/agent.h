@@ -51,6 +51,7 @@ struct apod { /* a pod of this node that has a role label */
     uint64_t asked_wall_ns; /* when it was asked to serve and does not yet; 0: not */
     const char *asked_rung; /* where it was then; NULL: it is new */
     char *fault;            /* of a device that it uses: the annotation device-fault; NULL: none */
+    bool fault_known;       /* its launcher is connected and the devices can be asked */
     char *lead;             /* the annotation with how long that took */
     bool patching_meta, patching_status;
     uint64_t retry_ns;

@@ -55,7 +55,7 @@ static void save(const struct devices *ds)
     CLEANUP(json_decrefp) json_t *list = json_object();
     for (unsigned i = 0; i < ds->n; i++) {
         const struct device *d = &ds->list[i];
-        if (d->action >= FAULT_QUARANTINE_DEVICE)
+        if (d->action > FAULT_NONE)
             json_object_set_new(list, d->d.uuid,
                                 json_pack("{s:s, s:s, s:I}", "action", fault_action_name(d->action),
                                           "reason", d->reason, "at", (json_int_t)d->fault_wall_ns));
@@ -65,7 +65,7 @@ static void save(const struct devices *ds)
                           ds->lifted ? ds->lifted : "", "devices", list);
     buf_init(&b, 1u << 20);
     if (!o || json_write(o, true, &b) || file_write(ds->path, buf_view(&b), 0600, &e))
-        log_warn("quarantined devices could not be noted", LS("file", ds->path));
+        log_warn("faults of devices could not be noted", LS("file", ds->path));
     buf_fini(&b);
 }
 
@@ -83,7 +83,9 @@ static void load(struct devices *ds)
         d->action = fault_action_parse(json_str_at(x, "action", ""));
         d->fault_wall_ns = (uint64_t)json_int_at(x, "at", 0);
         snprintf(d->reason, sizeof d->reason, "%s", json_str_at(x, "reason", ""));
-        log_warn("a device stays in quarantine", LS("uuid", d->d.uuid), LS("reason", d->reason));
+        log_warn(d->action >= FAULT_QUARANTINE_DEVICE ? "a device stays in quarantine"
+                                                      : "a device had a fault",
+                 LS("uuid", d->d.uuid), LS("reason", d->reason));
     }
 }
 
@@ -145,7 +147,7 @@ static void happened(struct devices *ds, struct device *d, struct fault f)
     d->action = action;
     d->fault_wall_ns = clock_wall_ns();
     snprintf(d->reason, sizeof d->reason, "%s", reason);
-    if (action >= FAULT_QUARANTINE_DEVICE)
+    if (action > FAULT_NONE)
         save(ds);
     if (action == FAULT_RESTART)
         restart_ranks(ds, d);
@@ -195,6 +197,7 @@ static void forgive(struct devices *ds, struct device *d)
     if (!light || clock_wall_ns() < d->fault_wall_ns + FORGIVE_NS)
         return;
     d->action = FAULT_NONE;
+    save(ds);
     changed(ds);
 }
 
@@ -284,6 +287,11 @@ char *devices_fault_of(const struct agent *a, const char *devices, uint64_t sinc
                           fault_action_name(worst->action), "reason", worst->reason, "time",
                           clock_rfc3339(worst->fault_wall_ns, 0, time));
     return o ? json_dumps(o, JSON_COMPACT) : NULL;
+}
+
+bool devices_known(const struct agent *a)
+{
+    return a->devices && a->devices->n;
 }
 
 const char *devices_quarantine(const struct agent *a)

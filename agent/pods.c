@@ -220,7 +220,7 @@ static void write_annotations(struct apod *p)
     any |= note_epoch(p, notes);
     if (record)
         any |= differs(p, notes, ANN_LAST_CRASH, record);
-    if (p->fault)
+    if (p->fault || p->fault_known) /* forgiven or lifted: it goes */
         any |= differs(p, notes, ANN_DEVICE_FAULT, p->fault);
     if (p->lead)
         any |= differs(p, notes, ANN_LEAD, p->lead);
@@ -238,6 +238,7 @@ static void see_faults(struct apod *p, const struct launcher *l)
         created = 0;
     free(p->fault);
     p->fault = l ? devices_fault_of(p->a, l->devices, created) : NULL;
+    p->fault_known = l && devices_known(p->a);
 }
 
 static void sync_pod(uv_timer_t *t)

@@ -112,9 +112,32 @@ def test_memory_errors_quarantine_the_device_and_outlive_the_agent(node):
     node.api.kubectl("annotate", "ninv", "local", f"{P}lift-quarantine=GPU-scripted-1", "--overwrite")
     wait_for(lambda: node.gpu(1).get("healthy"), message="lifted")
     late.wait_active()
+    wait_for(lambda: fault(late) is None, message="the note is gone")
     node.restart()  # lifted once: not again for a new fault
     node.happens("xid 1 48")
     wait_for(lambda: node.gpu(1).get("healthy") is False)
+
+
+def test_a_fault_that_is_forgiven_is_not_on_the_pod_any_more(node):
+    w = node.worker("0")
+    node.happens("xid 0 31")
+    wait_for(lambda: (fault(w) or {}).get("action") == "Restart")
+    node.agent.kill()
+    node.agent.wait()
+    node.script.write_text("devices 2\n")  # it would tell of the event once more
+    state, = node.dir.rglob("devices.json")
+    o = json.loads(state.read_text())
+    node.start_agent()
+    wait_for(lambda: node.gpu(0).get("action") == "Restart" and (node.debug() or {}).get("launchers"))
+    time.sleep(0.5)
+    assert fault(w)["action"] == "Restart", "a restart of the agent forgives nothing"
+    node.agent.kill()
+    node.agent.wait()
+    o["devices"]["GPU-scripted-0"]["at"] -= 2 * 3600 * 10**9
+    state.write_text(json.dumps(o))
+    node.start_agent()
+    wait_for(lambda: fault(w) is None, message="the note is gone")
+    assert node.gpu(0)["healthy"]
 
 
 def test_a_lighter_fault_does_not_lift_a_quarantine(node):
