@@ -96,7 +96,7 @@ void nodes_changed(struct ctl *c, const struct kube_node *old, const struct kube
     bool same =
         old && now && emptied(old) == emptied(now) && silent_since(old) == silent_since(now);
     c->usable_nodes_stale |= !same;
-    if (same || !c->pods)
+    if (same || !c->pods || !kube_cache_synced(c->nodes)) /* a list that ends wakes all */
         return;
     struct touched t = {c, now ? now->meta.name : old->meta.name, wake};
     kube_cache_each(c->pods, wake_pod, &t);
