@@ -195,8 +195,7 @@ static void on_layer(void *ctx, uint32_t layer)
 static int forward(struct engine *g, const struct schedule_step *step, struct err *e)
 {
     struct step_scratch *t = &g->scratch;
-    bool apart = group_has_apart(g->group);   /* their KV comes here after the step, */
-    bool late = apart || kv_ranks(g->kv) > 1; /* other data ranks' is known to be there then */
+    bool apart = group_has_apart(g->group); /* their KV comes here after the step */
     t->n_pushes = 0;
     for (uint32_t i = 0; i < step->n_picks; i++) {
         struct seq *s = t->seqs[i];
@@ -217,10 +216,10 @@ static int forward(struct engine *g, const struct schedule_step *step, struct er
                             .n_segments = step->n_picks,
                             .logits = g->logits,
                             .logits_rows = g->c.logit_rows,
-                            .layer_done = t->n_pushes && !late ? on_layer : NULL,
+                            .layer_done = t->n_pushes && !apart ? on_layer : NULL,
                             .ctx = g};
     int rc = group_forward(g->group, &b, e);
-    for (uint32_t i = 0; !rc && late && i < t->n_pushes; i++)
+    for (uint32_t i = 0; !rc && apart && i < t->n_pushes; i++)
         rc = handover_fetched(g, &t->pushes[i], e);
     return rc;
 }

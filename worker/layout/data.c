@@ -13,6 +13,8 @@ struct data {
     size_t cap_blocks;
     float *logits; /* of this data rank, at rank 0 of all in turn */
     size_t logits_cap;
+    const struct model_batch *batch; /* at rank 0: whose layer_done is called */
+    uint32_t told;                   /* layers */
 };
 
 int data_new(const struct group_config *c, struct model_work *w, struct data **out, struct err *e)
@@ -171,6 +173,25 @@ static int collect(struct data *d, const struct model_batch *b, const uint32_t *
     return rc;
 }
 
+/* ---- layers that all ranks have written ---- */
+
+static void tell(struct data *d, uint32_t upto)
+{
+    for (; d->told < upto && d->batch->layer_done; d->told++)
+        d->batch->layer_done(d->batch->ctx, d->told);
+}
+
+/* Rows come to experts at a layer when those who sent them have its KV: this rank, which is at
+ * `layer`, has had those of the layers before. */
+static void on_layer(void *ctx, uint32_t layer)
+{
+    struct data *d = ctx;
+    const struct model_config *c = model_config(d->c->model);
+    while (layer && !model_layer_has_experts(c, layer - 1))
+        layer--;
+    tell(d, layer);
+}
+
 int data_forward(struct data *d, const struct model_batch *b, struct err *e)
 {
     uint32_t rows[MODEL_RANKS_MAX] = {0}, n = 0;
@@ -188,8 +209,16 @@ int data_forward(struct data *d, const struct model_batch *b, struct err *e)
     mine.n_segments = n;
     mine.logits = d->logits;
     mine.logits_rows = model_batch_outputs(b);
+    mine.layer_done =
+        b->layer_done && d->c->layout.expert == d->ranks * d->tensor ? on_layer : NULL;
+    mine.ctx = d;
+    d->batch = b;
+    d->told = 0;
     model_work_data_rows(d->w, rows);
     if (!rc && (n || d->c->layout.expert > 1)) /* else nobody waits for a rank without rows */
         rc = model_forward(d->c->model, d->w, d->c->pool, &mine, e);
-    return rc ? rc : collect(d, b, rows, e);
+    rc = rc ? rc : collect(d, b, rows, e);
+    if (!rc)
+        tell(d, model_config(d->c->model)->n_layers);
+    return rc;
 }

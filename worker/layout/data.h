@@ -1,7 +1,8 @@
 /* data.h: data-parallel attention (internal to worker/layout). Every data rank has all KV heads and
  * the KV of its own sequences; experts are dealt over all of them (worker/model/ep.h). The step
  * plan is the same for all: a sequence belongs to the data rank that has its blocks, and nobody has
- * to keep a table. When a forward has returned at rank 0, every rank has written its KV.
+ * to keep a table. layer_done is called at rank 0 when every data rank has written a layer's KV: as
+ * layers with experts over all ranks bring that to light, else at the end.
  *
  * Threads: the engine's. */
 #pragma once
