@@ -1,9 +1,12 @@
 /* Free capacity: the nodes' allocatable minus what the pods on them ask for, extended resources
- * included. Nodes are read cluster-wide, pods in the controller's own scope only; what it can't see
- * the scheduler still can, and its "Unschedulable" has the last word. */
+ * included, on nodes that taints, selector and required node affinity allow. Nodes are read
+ * cluster-wide, pods in the controller's own scope only; what it can't see the scheduler still can,
+ * and its "Unschedulable" has the last word. */
+#include "controller/affinity.h"
 #include "controller/scaling.h"
 #include "lib/base/log.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 #define RESOURCES_MAX 24
@@ -72,8 +75,8 @@ void room_stop(struct room *r)
 struct asks {
     struct scale_quantity q[RESOURCES_MAX];
     size_t n;
-    const struct infd_role *role;
-    json_t *tolerations;
+    json_t *selector, *tolerations, *affinity;
+    json_t *template; /* NULL: the pods are Baton's own; names in q point into it */
 };
 
 static struct scale_quantity *quantity_of(struct scale_quantity *q, size_t *n, const char *name)
@@ -93,25 +96,81 @@ static int64_t milli_of(const char *text)
     return text && !str_to_quantity_milli(str_c(text), &v) && v > 0 ? v : 0;
 }
 
-/* Requests; where there is none a limit stands for it (the API server's own default). */
-static void read_asks(const struct infd_role *role, struct asks *a)
+static json_t *parse(const char *text)
 {
-    *a = (struct asks){.role = role};
-    for (size_t i = 0; i < role->limits.n; i++) {
-        struct scale_quantity *q = quantity_of(a->q, &a->n, role->limits.items[i].key);
-        if (q)
-            q->milli = milli_of(role->limits.items[i].value);
+    return text ? json_parse(str_c(text), 1u << 20, 0, NULL) : NULL;
+}
+
+static void ask(struct asks *a, const char *resource, const char *quantity)
+{
+    struct scale_quantity *q = quantity_of(a->q, &a->n, resource);
+    if (q)
+        q->milli += milli_of(quantity);
+}
+
+/* Requests; where there is none a limit stands for it (the API server's own default). */
+static void ask_for_role(struct asks *a, const struct infd_role *role)
+{
+    for (size_t i = 0; i < role->limits.n; i++)
+        if (!view_map_get(&role->requests, role->limits.items[i].key))
+            ask(a, role->limits.items[i].key, role->limits.items[i].value);
+    for (size_t i = 0; i < role->requests.n; i++)
+        ask(a, role->requests.items[i].key, role->requests.items[i].value);
+}
+
+static void ask_for_container(struct asks *a, const json_t *resources)
+{
+    json_t *requests = json_object_get(resources, "requests"),
+           *limits = json_object_get(resources, "limits"), *v;
+    const char *key;
+    char number[32];
+    json_object_foreach (limits, key, v) {
+        snprintf(number, sizeof number, "%lld", (long long)json_integer_value(v));
+        if (!json_object_get(requests, key))
+            ask(a, key, json_is_integer(v) ? number : json_string_value(v));
     }
-    for (size_t i = 0; i < role->requests.n; i++) {
-        struct scale_quantity *q = quantity_of(a->q, &a->n, role->requests.items[i].key);
-        if (q)
-            q->milli = milli_of(role->requests.items[i].value);
+    json_object_foreach (requests, key, v) {
+        snprintf(number, sizeof number, "%lld", (long long)json_integer_value(v));
+        ask(a, key, json_is_integer(v) ? number : json_string_value(v));
     }
-    struct scale_quantity *pods = quantity_of(a->q, &a->n, "pods");
-    if (pods)
-        pods->milli = 1000;
-    if (role->tolerations)
-        a->tolerations = json_parse(str_c(role->tolerations), 1u << 20, 0, NULL);
+}
+
+static json_t *selector_of(const struct infd_role *role)
+{
+    json_t *o = json_object();
+    for (size_t i = 0; i < role->node_selector.n; i++)
+        json_object_set_new(o, role->node_selector.items[i].key,
+                            json_string(role->node_selector.items[i].value));
+    return o;
+}
+
+/* What the pods of a role will have: a user's template comes before the role's own fields, as in
+ * pod.c. */
+static void read_asks(const struct kube_infd *d, const struct infd_role *role, struct asks *a)
+{
+    json_t *o;
+    size_t i;
+    *a = (struct asks){.template = parse(d->engine_template)};
+    json_t *spec = json_object_get(a->template, "spec");
+    json_array_foreach (json_object_get(spec, "containers"), i, o)
+        ask_for_container(a, json_object_get(o, "resources"));
+    if (!spec)
+        ask_for_role(a, role);
+    ask(a, "pods", "1");
+    a->selector = json_incref(json_object_get(spec, "nodeSelector"));
+    a->tolerations = json_incref(json_object_get(spec, "tolerations"));
+    a->affinity = json_incref(json_object_get(spec, "affinity"));
+    a->selector = a->selector ? a->selector : selector_of(role);
+    a->tolerations = a->tolerations ? a->tolerations : parse(role->tolerations);
+    a->affinity = a->affinity ? a->affinity : parse(role->affinity);
+}
+
+static void asks_fini(struct asks *a)
+{
+    json_decref(a->selector);
+    json_decref(a->tolerations);
+    json_decref(a->affinity);
+    json_decref(a->template);
 }
 
 static bool tolerates(const json_t *list, const struct kube_taint *t)
@@ -138,6 +197,8 @@ static bool tolerates(const json_t *list, const struct kube_taint *t)
 
 static bool may_run_on(const struct asks *a, const struct kube_node *n)
 {
+    const char *key;
+    json_t *value;
     if (n->unschedulable || !kube_condition_true(&n->conditions, "Ready"))
         return false;
     for (size_t i = 0; i < n->taints.n; i++) {
@@ -146,12 +207,12 @@ static bool may_run_on(const struct asks *a, const struct kube_node *n)
             !tolerates(a->tolerations, t))
             return false;
     }
-    for (size_t i = 0; i < a->role->node_selector.n; i++) {
-        const char *have = kube_label(&n->meta, a->role->node_selector.items[i].key);
-        if (!have || strcmp(have, a->role->node_selector.items[i].value) != 0)
+    json_object_foreach (a->selector, key, value) {
+        const char *have = kube_label(&n->meta, key), *want = json_string_value(value);
+        if (!have || !want || strcmp(have, want) != 0)
             return false;
     }
-    return true;
+    return affinity_allows(a->affinity, n);
 }
 
 /* ---- the nodes ---- */
@@ -237,7 +298,7 @@ void room_fill(struct room *r, const struct kube_infd *d, struct scale_space *ou
         return;
     out->known = true;
     for (int i = 0; i < SCALE_ROLES; i++)
-        read_asks(infd_role_of(d, (enum rec_role)i), &x.asks[i]);
+        read_asks(d, infd_role_of(d, (enum rec_role)i), &x.asks[i]);
     kube_cache_each(nodes, add_node, &x);
     kube_cache_each(r->others, take_pod, &x);
     kube_cache_each(r->ctl->pods, take_pod, &x);
@@ -251,5 +312,5 @@ void room_fill(struct room *r, const struct kube_infd *d, struct scale_space *ou
         free(f);
     }
     for (int i = 0; i < SCALE_ROLES; i++)
-        json_decref(x.asks[i].tolerations);
+        asks_fini(&x.asks[i]);
 }

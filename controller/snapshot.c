@@ -390,6 +390,8 @@ static void fill_pool(struct build *b, const char *name, struct rec_pool *out)
     out->observed_generation = w->observed_generation;
     out->selector = keep(b, w->selector);
     out->ready = condition(b, &w->conditions, "Ready");
+    if (out->bounds_max >= 0 && kube_condition_true(&w->conditions, "CapacityLimited"))
+        out->limited = condition(b, &w->conditions, "CapacityLimited").message;
 }
 
 static void fill_role(struct build *b, enum rec_role role, struct rec_role_spec *out)

@@ -89,6 +89,7 @@ struct rec_pool {
     int64_t observed_generation;
     const char *selector;
     struct rec_condition ready; /* type NULL: absent */
+    const char *limited;        /* its scaler wants more than there is room for: why; NULL: no */
 };
 
 struct rec_counts {

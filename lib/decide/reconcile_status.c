@@ -118,6 +118,30 @@ static void set_ready(struct rec *r, const struct view *v)
     set(r, c, old, "Ready", ready, reason, message, r->s->generation);
 }
 
+/* A pod without a node, else what a scaler would place if there were room. */
+static void set_capacity(struct rec *r, const struct view *v)
+{
+    const struct rec_snapshot *s = r->s;
+    const char *reason = "CapacityFound", *message = "every pod has a node";
+    if (v->unschedulable) {
+        reason = "Unschedulable";
+        message =
+            rec_text(r, "%s fits on no node%s%.300s; free devices, add a node, or lower the number",
+                     v->unschedulable->name, v->unschedulable->trouble ? ": " : "",
+                     v->unschedulable->trouble ? v->unschedulable->trouble : "");
+    }
+    for (int i = 0; i < REC_ROLES && !v->unschedulable; i++) {
+        if (!s->roles[i].wanted || !s->roles[i].pool.limited)
+            continue;
+        reason = "NoRoomToScale";
+        message =
+            rec_text(r, "%s: %.300s", rec_role_name((enum rec_role)i), s->roles[i].pool.limited);
+        break;
+    }
+    set(r, &r->plan->conditions[REC_CAPACITY_LIMITED], &s->conditions[REC_CAPACITY_LIMITED],
+        "CapacityLimited", strcmp(reason, "CapacityFound") != 0, reason, message, s->generation);
+}
+
 static void set_others(struct rec *r, const struct view *v)
 {
     const struct rec_snapshot *s = r->s;
@@ -136,15 +160,7 @@ static void set_others(struct rec *r, const struct view *v)
                                                             : "Scaling",
         moving ? "pods are being added, replaced or drained" : "there is nothing to change",
         s->generation);
-    set(r, &c[REC_CAPACITY_LIMITED], &s->conditions[REC_CAPACITY_LIMITED], "CapacityLimited",
-        v->unschedulable, v->unschedulable ? "Unschedulable" : "CapacityFound",
-        v->unschedulable
-            ? rec_text(r,
-                       "%s fits on no node%s%.300s; free devices, add a node, or lower the number",
-                       v->unschedulable->name, v->unschedulable->trouble ? ": " : "",
-                       v->unschedulable->trouble ? v->unschedulable->trouble : "")
-            : "every pod has a node",
-        s->generation);
+    set_capacity(r, v);
 }
 
 static void pool_status(struct rec *r, enum rec_role role)

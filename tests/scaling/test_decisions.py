@@ -130,11 +130,14 @@ def test_no_more_is_asked_for_than_nodes_have_room_for(world, router):
     node(world, "big", "8")
     node(world, "cordoned", "8", spec={"unschedulable": True})
     node(world, "tainted", "8", spec={"taints": [{"key": "x", "value": "y", "effect": "NoSchedule"}]})
+    node(world, "elsewhere", "8", metadata={"name": "elsewhere", "labels": {"zone": "b"}})
     try:
         world.controller("--router-address", router.address)
         d = scaled_infd(high=8)
         d["spec"]["prefill"]["resources"] = {"requests": {"cpu": "100m", "example.com/accelerator": "1"},
                                              "limits": {"cpu": "1", "memory": "1Gi", "example.com/accelerator": "1"}}
+        d["spec"]["prefill"]["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
+            {"matchExpressions": [{"key": "zone", "operator": "NotIn", "values": ["b"]}]}]}}}
         world.apply(d)
         for p in wait(lambda: (lambda p: p if len(p) == 2 else None)(world.pods()), what="a pod a role"):
             world.kubectl("create", "-f", "-", input=json.dumps({
@@ -145,10 +148,12 @@ def test_no_more_is_asked_for_than_nodes_have_room_for(world, router):
         wait(lambda: world.scaled("prefill") == 2, 30, "the rise to what there is room for")
         limited = wait(lambda: (lambda c: c if c.get("status") == "True" else None)(condition(world, "chat-prefill", "CapacityLimited")), 40)
         assert limited["reason"] in ("NoRoom", "Unschedulable")
+        told = wait(lambda: (lambda c: c if c.get("status") == "True" else None)(world.condition("chat", "CapacityLimited")))
+        assert told["reason"] in ("NoRoomToScale", "Unschedulable") and "prefill" in told["message"]
         time.sleep(4)
         assert world.scaled("prefill") == 2
     finally:
-        for n in ("big", "cordoned", "tainted"):
+        for n in ("big", "cordoned", "tainted", "elsewhere"):
             world.cluster.kubectl("delete", "node", n, check=False)
 
 

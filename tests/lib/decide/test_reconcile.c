@@ -495,6 +495,27 @@ static void a_pod_without_a_node_is_named_as_lack_of_capacity(void **state)
     world_fini(&w);
 }
 
+static void what_a_scaler_finds_no_room_for_is_told_of_the_deployment(void **state)
+{
+    struct world w;
+    const struct rec_condition *c;
+    (void)state;
+    world_init(&w, 1, 1);
+    world_settle(&w);
+    c = &w.s.conditions[REC_CAPACITY_LIMITED];
+    assert_string_equal(c->status, "False");
+    w.s.roles[REC_DECODE].pool.limited = "needs 4, room for 2";
+    world_turn(&w, SIZE_MAX);
+    assert_string_equal(c->status, "True");
+    assert_string_equal(c->reason, "NoRoomToScale");
+    assert_string_equal(c->message, "decode: needs 4, room for 2");
+    assert_string_equal(w.s.conditions[REC_READY].status, "True"); /* what it has serves */
+    decode_pod(&w)->unschedulable = true;
+    world_turn(&w, SIZE_MAX);
+    assert_string_equal(c->reason, "Unschedulable");
+    world_fini(&w);
+}
+
 static void scaled_to_zero_is_not_ready(void **state)
 {
     struct world w;
@@ -569,6 +590,7 @@ int main(void)
         cmocka_unit_test(a_deployment_that_is_being_deleted_is_left_to_garbage_collection),
         cmocka_unit_test(last_transition_moves_only_with_the_status),
         cmocka_unit_test(a_pod_without_a_node_is_named_as_lack_of_capacity),
+        cmocka_unit_test(what_a_scaler_finds_no_room_for_is_told_of_the_deployment),
         cmocka_unit_test(scaled_to_zero_is_not_ready),
         cmocka_unit_test(a_mistake_in_a_number_is_carried_out_in_portions),
         cmocka_unit_test(lost_annotations_and_pools_are_made_good_without_touching_pods),
