@@ -9,9 +9,13 @@ template <int D, int G> DEVICE void decode_attention(const struct decode_attenti
     constexpr int LANES = D / 8, TOKENS = 32 / LANES, SLOTS = 4 * TOKENS;
     SHARED(float, sums); // [SLOTS][G][D], then [SLOTS][G][2]
     float *state = sums + SLOTS * G * D;
-    unsigned row = blockIdx.z, group = a.heads / a.kv_heads, chunks = (group + G - 1) / G;
-    unsigned kv_head = blockIdx.y / chunks, first = kv_head * group + blockIdx.y % chunks * G;
-    unsigned heads = min((unsigned)G, (kv_head + 1) * group - first);
+    unsigned row = blockIdx.z, chunks = (a.group + G - 1) / G, kv_head = blockIdx.y / chunks;
+    unsigned below = kv_head * a.group > a.first ? kv_head * a.group - a.first : 0;
+    unsigned above = min(a.heads, (kv_head + 1) * a.group - a.first);
+    unsigned first = below + blockIdx.y % chunks * G;
+    if (first >= above)
+        return;
+    unsigned heads = min((unsigned)G, above - first);
     unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32, sub = lane / LANES,
              c = lane % LANES * 8;
     unsigned end = a.positions[row] + 1, begin = a.window && end > a.window ? end - a.window : 0;

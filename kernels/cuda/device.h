@@ -101,10 +101,14 @@ DEVICE void ldmatrix_transposed(uint32_t r[4], const uint16_t *row)
 
 #else
 #include "kernels/cuda/emu.h"
+#ifndef EMU_PREFIX
+#define EMU_PREFIX ""
+#endif
 #define KERNEL(name, args_t, threads)                                                              \
     static void name(const args_t &a);                                                             \
     static emu::Register name##_register(                                                          \
-        #name, [](const void *p) { name(*static_cast<const args_t *>(p)); });                      \
+        EMU_PREFIX #name, [](const void *p) { name(*static_cast<const args_t *>(p)); },            \
+        sizeof(args_t));                                                                           \
     static void name(const args_t &a)
 #define SHARED(type, name) type *name = reinterpret_cast<type *>(emu::block_now.shared)
 #define DEVICE             static inline __attribute__((unused))
@@ -215,16 +219,6 @@ DEVICE float block_sum(float v, float *part)
         part[threadIdx.x / 32] = v;
     __syncthreads();
     return warp_sum(lane < warps ? part[lane] : 0.0f);
-}
-DEVICE float block_max(float v, float *part)
-{
-    unsigned lane = threadIdx.x % 32, warps = (blockDim.x + 31) / 32;
-    v = warp_max(v);
-    __syncthreads();
-    if (lane == 0)
-        part[threadIdx.x / 32] = v;
-    __syncthreads();
-    return warp_max(lane < warps ? part[lane] : -INFINITY);
 }
 /* Eight 16-bit floats of one 16-byte word. */
 DEVICE void unpack_bf16(uint4 u, float f[8])

@@ -84,9 +84,9 @@ static void load_driver(void)
         return;
     }
 #define LOAD(name, symbol, args)                                                                   \
-    *(void **)(void *)&cu.name = dlsym(cu.library, symbol);                                        \
+    *(void **)(void *)&cu.name = dlsym(cu.library, #symbol);                                       \
     if (!cu.name)                                                                                  \
-        snprintf(cu.why, sizeof cu.why, "the NVIDIA driver is too old: it has no %s", symbol);
+        snprintf(cu.why, sizeof cu.why, "the NVIDIA driver is too old: it has no %s", #symbol);
     DRIVER_FUNCTIONS(LOAD)
 #undef LOAD
     cu_result r = cu.why[0] ? 0 : cu.init(0);
@@ -153,6 +153,7 @@ static int driver_alloc(struct gpu *g, uint64_t bytes, bool kept, gpu_ptr *out, 
     int rc = back(d, &a, e);
     if (rc == 0) {
         r = cu.set_bytes(a.at, 0, a.bytes, d->streams[GPU_COMPUTE]);
+        r = r ? r : cu.stream_sync(d->streams[GPU_COMPUTE]); /* other streams may use it at once */
         rc = r ? failed(e, r, "clearing memory") : 0;
         if (rc < 0)
             unback(&a);
@@ -198,6 +199,13 @@ static int save(struct driver_gpu *d, struct allocation *a, struct err *e)
     if (r == 0)
         r = cu.stream_sync(d->streams[GPU_COPY]);
     return r ? failed(e, r, "saving memory") : 0;
+}
+
+static uint64_t driver_room(struct gpu *g)
+{
+    size_t left = 0, total = 0;
+    (void)g;
+    return cu.memory_info(&left, &total) ? 0 : left;
 }
 
 static int driver_sleep(struct gpu *g, uint64_t *freed_bytes, struct err *e)
@@ -269,6 +277,26 @@ static int driver_to_host(struct gpu *g, enum gpu_stream s, void *to, gpu_ptr fr
 {
     cu_result r = cu.copy_out(to, from, bytes, of(g)->streams[s]);
     return r ? failed(e, r, "a copy from the device") : 0;
+}
+
+static int driver_copy(struct gpu *g, enum gpu_stream s, gpu_ptr to, gpu_ptr from, uint64_t bytes,
+                       struct err *e)
+{
+    cu_result r = cu.copy(to, from, bytes, of(g)->streams[s]);
+    return r ? failed(e, r, "a copy on the device") : 0;
+}
+
+static int driver_pin(struct gpu *g, void *p, uint64_t bytes, struct err *e)
+{
+    (void)g;
+    cu_result r = cu.host_register(p, bytes, 0);
+    return r ? failed(e, r, "pinning host memory") : 0;
+}
+
+static void driver_unpin(struct gpu *g, void *p)
+{
+    (void)g;
+    (void)cu.host_unregister(p);
 }
 
 static int driver_zero(struct gpu *g, enum gpu_stream s, gpu_ptr p, uint64_t bytes, struct err *e)
@@ -423,12 +451,22 @@ static void driver_close(struct gpu *g)
     free(d);
 }
 
+static int driver_here(struct gpu *g, struct err *e)
+{
+    cu_result r = cu.context_set(of(g)->context);
+    return r ? failed(e, r, "cuCtxSetCurrent") : 0;
+}
+
 static const struct gpu_ops driver_ops = {
     .close = driver_close,
+    .here = driver_here,
     .alloc = driver_alloc,
     .release = driver_release,
     .to_device = driver_to_device,
     .to_host = driver_to_host,
+    .copy = driver_copy,
+    .pin = driver_pin,
+    .unpin = driver_unpin,
     .zero = driver_zero,
     .launch = driver_launch,
     .sync = driver_sync,
@@ -440,6 +478,7 @@ static const struct gpu_ops driver_ops = {
     .capture_end = driver_capture_end,
     .graph_run = driver_graph_run,
     .graph_free = driver_graph_free,
+    .room = driver_room,
     .sleep = driver_sleep,
     .wake = driver_wake,
     .stream = driver_stream,

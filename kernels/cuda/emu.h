@@ -11,10 +11,13 @@
  * copy: each ends the program with a sentence.
  *
  * Order: $EMU_ORDER = forward | reverse | random:<seed> chooses in which order lanes and warps run;
- * a kernel whose result depends on it lacks a barrier. AddressSanitizer sees each fiber's stack;
- * under ThreadSanitizer each CUDA thread is a fiber of its own to it, and only barriers, warp
- * operations and atomics order them: a missing barrier is a reported race. $EMU_THREADS: OS threads
- * (blocks in flight); default: as many as there are CPUs.
+ * a kernel whose result depends on it lacks a barrier. AddressSanitizer sees each fiber's stack.
+ * $EMU_THREADS: OS threads (blocks in flight); default: as many as there are CPUs.
+ *
+ * Missing barriers: compiled with -fsanitize=thread, every access of a kernel calls a function, and
+ * tests/kernels/cuda/race.cc stands in for ThreadSanitizer's: two accesses of which one writes and
+ * that no __syncthreads or __syncwarp orders end the program. An asynchronous copy writes from the
+ * moment it is asked for. One OS thread then.
  *
  * Only for x86-64 (one 20-line switch in assembly). Not for speed: about 20 ns a switch. */
 #pragma once
@@ -36,9 +39,6 @@
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
-#endif
-#if defined(__SANITIZE_THREAD__)
-#include <sanitizer/tsan_interface.h>
 #endif
 
 /* The emulator itself is not checked for races, only what kernels do. */
@@ -64,6 +64,18 @@ struct alignas(8) float2 {
     float x, y;
 };
 
+#if defined(__SANITIZE_THREAD__)
+extern "C" void emu_race_read(const void *p, size_t bytes);
+extern "C" void emu_race_write(const void *p, size_t bytes);
+#define EMU_READS(p, n)  emu_race_read(p, n)
+#define EMU_WRITES(p, n) emu_race_write(p, n)
+#define EMU_ONE_THREAD   true
+#else
+#define EMU_READS(p, n)  ((void)0)
+#define EMU_WRITES(p, n) ((void)0)
+#define EMU_ONE_THREAD   false
+#endif
+
 namespace emu
 {
 
@@ -86,17 +98,21 @@ struct Lane { /* one CUDA thread */
     uint64_t value;
     dim3 tid;
     unsigned linear;
+    unsigned barriers, warp_syncs; /* passed: of the block; of its warp since the last of those */
     Copy copies[COPIES_MAX];
     int n_copies, groups;
 #if defined(__SANITIZE_ADDRESS__)
     void *fake_stack;
 #endif
-#if defined(__SANITIZE_THREAD__)
-    void *fiber;
-#endif
 };
 
 typedef void (*Body)(const void *args);
+
+struct Kernel {
+    const char *name;
+    Body body;
+    size_t args_bytes;
+};
 
 struct Block { /* the block that this OS thread runs */
     Lane *lanes;
@@ -106,8 +122,9 @@ struct Block { /* the block that this OS thread runs */
     dim3 grid, block, at;
     char *shared;
     size_t shared_bytes;
-    Body body;
+    const Kernel *kernel;
     const void *args;
+    uint64_t serial, launch;      /* a number of its own; that of the launch's first block */
     uint64_t *seen;               /* [n]: values of the last warp operation */
     unsigned lane_order[32];      /* within a warp */
     std::vector<unsigned> *warps; /* order of warps */
@@ -116,11 +133,6 @@ struct Block { /* the block that this OS thread runs */
     const void *os_stack;
     size_t os_stack_bytes;
     void *os_fake_stack;
-#endif
-#if defined(__SANITIZE_THREAD__)
-    void *os_fiber;
-    char *token; /* [0] start and barrier, [1 + w] warp w: what orders fibers for TSan */
-    char *launch_end;
 #endif
 };
 #if defined(__clang__)
@@ -133,7 +145,8 @@ inline thread_local Block block_now{};
 [[noreturn]] inline void die(const char *what)
 {
     const Block &b = block_now;
-    fprintf(stderr, "emulated kernel, block (%u,%u,%u): %s\n", b.at.x, b.at.y, b.at.z, what);
+    fprintf(stderr, "emulated kernel %s, block (%u,%u,%u): %s\n", b.kernel ? b.kernel->name : "-",
+            b.at.x, b.at.y, b.at.z, what);
     for (unsigned i = 0; b.lanes && i < b.n; i++)
         if (i == 0 || b.lanes[i].state != b.lanes[i - 1].state ||
             b.lanes[i].site != b.lanes[i - 1].site)
@@ -155,22 +168,6 @@ asm(".text\n"
     "  pop %r15\n  pop %r14\n  pop %r13\n  pop %r12\n  pop %rbx\n  pop %rbp\n"
     "  ret\n");
 
-#if defined(__SANITIZE_THREAD__)
-EMU_RUNTIME void order_after(char *token)
-{
-    __tsan_acquire(token);
-}
-EMU_RUNTIME void order_before(char *token)
-{
-    __tsan_release(token);
-}
-#define EMU_ORDER_AFTER(t)  emu::order_after(emu::block_now.token + (t))
-#define EMU_ORDER_BEFORE(t) emu::order_before(emu::block_now.token + (t))
-#else
-#define EMU_ORDER_AFTER(t)  ((void)0)
-#define EMU_ORDER_BEFORE(t) ((void)0)
-#endif
-
 /* From a lane to the scheduler of its OS thread. */
 EMU_RUNTIME void yield(bool for_ever)
 {
@@ -179,9 +176,6 @@ EMU_RUNTIME void yield(bool for_ever)
 #if defined(__SANITIZE_ADDRESS__)
     __sanitizer_start_switch_fiber(for_ever ? nullptr : &l->fake_stack, block_now.os_stack,
                                    block_now.os_stack_bytes);
-#endif
-#if defined(__SANITIZE_THREAD__)
-    __tsan_switch_to_fiber(block_now.os_fiber, __tsan_switch_to_fiber_no_sync);
 #endif
     emu_switch(&l->sp, block_now.scheduler_sp);
 #if defined(__SANITIZE_ADDRESS__)
@@ -196,9 +190,6 @@ EMU_RUNTIME void resume(Lane *l)
 #if defined(__SANITIZE_ADDRESS__)
     __sanitizer_start_switch_fiber(&block_now.os_fake_stack, l->stack, STACK_BYTES);
 #endif
-#if defined(__SANITIZE_THREAD__)
-    __tsan_switch_to_fiber(l->fiber, __tsan_switch_to_fiber_no_sync);
-#endif
     emu_switch(&block_now.scheduler_sp, l->sp);
 #if defined(__SANITIZE_ADDRESS__)
     __sanitizer_finish_switch_fiber(block_now.os_fake_stack, nullptr, nullptr);
@@ -211,13 +202,9 @@ EMU_RUNTIME void lane_main()
 #if defined(__SANITIZE_ADDRESS__)
     __sanitizer_finish_switch_fiber(nullptr, &block_now.os_stack, &block_now.os_stack_bytes);
 #endif
-    EMU_ORDER_AFTER(0);
-    block_now.body(block_now.args);
+    block_now.kernel->body(block_now.args);
     if (block_now.now->n_copies)
         die("a thread ended with asynchronous copies that nobody waited for");
-#if defined(__SANITIZE_THREAD__)
-    __tsan_release(block_now.launch_end);
-#endif
     block_now.now->state = ENDED;
     yield(true);
     abort();
@@ -228,9 +215,9 @@ EMU_RUNTIME void barrier(int site)
     Lane *l = block_now.now;
     l->state = AT_BARRIER;
     l->site = site;
-    EMU_ORDER_BEFORE(0);
     yield(false);
-    EMU_ORDER_AFTER(0);
+    l->barriers++;
+    l->warp_syncs = 0;
 }
 
 /* Every lane of `mask` gives a value and sees those of all: the base of shuffles, votes and matrix
@@ -244,10 +231,15 @@ EMU_RUNTIME const uint64_t *exchange(unsigned mask, uint64_t value, int site)
     l->mask = mask;
     l->site = site;
     l->value = value;
-    EMU_ORDER_BEFORE(1 + l->linear / 32);
     yield(false);
-    EMU_ORDER_AFTER(1 + l->linear / 32);
     return block_now.seen + l->linear / 32 * 32;
+}
+
+/* Of the warp operations the only one that orders memory. */
+EMU_RUNTIME void sync_warp(int site)
+{
+    (void)exchange(0xffffffffu, 0, site);
+    block_now.now->warp_syncs++;
 }
 
 /* ---- the scheduler of a block ---- */
@@ -316,11 +308,6 @@ EMU_RUNTIME void run_warp(unsigned w)
 EMU_RUNTIME void start_lanes()
 {
     Block &b = block_now;
-#if defined(__SANITIZE_THREAD__)
-    /* Fresh pages: TSan forgets what the last block's stacks held. */
-    mmap(b.lanes[0].stack, (size_t)STACK_BYTES * b.n, PROT_READ | PROT_WRITE,
-         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
-#endif
     for (unsigned i = 0; i < b.n; i++) {
         Lane &l = b.lanes[i];
         l.linear = i;
@@ -328,6 +315,7 @@ EMU_RUNTIME void start_lanes()
         l.state = READY;
         l.site = 0;
         l.n_copies = l.groups = 0;
+        l.barriers = l.warp_syncs = 0;
 #if defined(__SANITIZE_ADDRESS__)
         __asan_unpoison_memory_region(l.stack, STACK_BYTES);
 #endif
@@ -338,9 +326,6 @@ EMU_RUNTIME void start_lanes()
         for (int r = 0; r < 6; r++)
             *--sp = nullptr;
         l.sp = sp;
-#if defined(__SANITIZE_THREAD__)
-        l.fiber = __tsan_create_fiber(0);
-#endif
     }
 }
 
@@ -367,7 +352,6 @@ EMU_RUNTIME void run_block()
     start_lanes();
     if (b.shared_bytes)
         memset(b.shared, 0xff, b.shared_bytes); /* NaN, whatever the type */
-    EMU_ORDER_BEFORE(0);
     for (;;) {
         unsigned ended;
         for (unsigned w : *b.warps)
@@ -417,54 +401,18 @@ inline void choose_order(uint64_t block)
 }
 
 struct Launch {
-    Body body;
+    const Kernel *kernel;
     const void *args;
     dim3 grid, block;
     size_t shared_bytes;
+    uint64_t serial; /* of its first block */
     std::atomic<uint64_t> next;
-    char end_token;
 };
-
-/* Blocks of a grid are concurrent in CUDA's model, so under TSan nothing orders one after the
- * other: each has tokens, shared memory and fibers of its own, freed when the launch is over. */
-struct Kept {
-    std::vector<void *> memory, fibers;
-};
-
-inline char *new_shared(size_t bytes)
-{
-    return bytes ? (char *)aligned_alloc(128, (bytes + 127) / 128 * 128) : nullptr;
-}
-
-EMU_RUNTIME void keep_block(Kept *kept)
-{
-    (void)kept;
-#if defined(__SANITIZE_THREAD__)
-    Block &b = block_now;
-    for (unsigned i = 0; i < b.n; i++)
-        kept->fibers.push_back(b.lanes[i].fiber);
-    while (kept->fibers.size() > 3000) { /* TSan has 8,128 of them */
-        __tsan_destroy_fiber(kept->fibers.front());
-        kept->fibers.erase(kept->fibers.begin());
-    }
-#endif
-}
-
-EMU_RUNTIME void fresh_block(Kept *kept)
-{
-    (void)kept;
-#if defined(__SANITIZE_THREAD__)
-    Block &b = block_now;
-    b.shared = new_shared(b.shared_bytes);
-    b.token = (char *)calloc(1, 64);
-    kept->memory.push_back(b.shared);
-    kept->memory.push_back(b.token);
-#endif
-}
 
 EMU_RUNTIME void place_block(uint64_t i)
 {
     Block &b = block_now;
+    b.serial = b.launch + i;
     b.at = {(unsigned)(i % b.grid.x), (unsigned)(i / b.grid.x % b.grid.y),
             (unsigned)(i / b.grid.x / b.grid.y)};
 }
@@ -475,7 +423,6 @@ inline void launch_thread(Launch *launch)
     std::vector<Lane> lanes(n);
     std::vector<uint64_t> seen((n + 31) / 32 * 32);
     std::vector<unsigned> warps;
-    Kept kept;
     size_t stacks = (size_t)STACK_BYTES * n;
     char *stack = (char *)mmap(nullptr, stacks, PROT_READ | PROT_WRITE,
                                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -489,69 +436,56 @@ inline void launch_thread(Launch *launch)
     b.n = n;
     b.grid = launch->grid;
     b.block = launch->block;
-    b.body = launch->body;
+    b.kernel = launch->kernel;
+    b.launch = launch->serial;
     b.args = launch->args;
     b.shared_bytes = launch->shared_bytes;
-#if defined(__SANITIZE_THREAD__)
-    b.os_fiber = __tsan_get_current_fiber();
-    b.launch_end = &launch->end_token;
-#else
-    char *shared = b.shared = new_shared(b.shared_bytes);
-#endif
+    if (b.shared_bytes)
+        b.shared = (char *)aligned_alloc(128, (b.shared_bytes + 127) / 128 * 128);
     for (unsigned i = 0; i < n; i++)
         lanes[i].stack = stack + (size_t)STACK_BYTES * i;
     uint64_t blocks = (uint64_t)b.grid.x * b.grid.y * b.grid.z;
     for (uint64_t i; (i = launch->next.fetch_add(1, std::memory_order_relaxed)) < blocks;) {
         place_block(i);
         choose_order(i);
-        fresh_block(&kept);
         run_block();
-        keep_block(&kept);
     }
-#if defined(__SANITIZE_THREAD__)
-    __tsan_acquire(&launch->end_token);
-    for (void *f : kept.fibers)
-        __tsan_destroy_fiber(f);
-    for (void *m : kept.memory)
-        free(m);
-#else
-    free(shared);
-#endif
+    free(b.shared);
     munmap(stack, stacks);
     b = Block{};
 }
 
-inline void launch(Body body, const void *args, dim3 grid, dim3 block, size_t shared_bytes)
+inline void launch(const Kernel &k, const void *args, dim3 grid, dim3 block, size_t shared_bytes)
 {
+    static std::atomic<uint64_t> blocks_so_far{1};
     unsigned n = block.x * block.y * block.z;
     if (n < 1 || n > BLOCK_MAX || shared_bytes > SHARED_MAX)
         die("a block is larger than the device allows");
     const char *env = getenv("EMU_THREADS");
     uint64_t blocks = (uint64_t)grid.x * grid.y * grid.z;
-    uint64_t threads = env ? strtoull(env, nullptr, 10) : std::thread::hardware_concurrency();
+    uint64_t threads = EMU_ONE_THREAD ? 1
+                       : env          ? strtoull(env, nullptr, 10)
+                                      : std::thread::hardware_concurrency();
     threads = std::min(std::max<uint64_t>(threads, 1), std::max<uint64_t>(blocks, 1));
-    Launch l = {body, args, grid, block, shared_bytes, {0}, 0};
+    Launch l = {&k, args, grid, block, shared_bytes, blocks_so_far.fetch_add(blocks), {0}};
     std::vector<std::thread> others;
     for (uint64_t i = 1; i < threads; i++)
         others.emplace_back(launch_thread, &l);
     launch_thread(&l);
     for (std::thread &t : others)
         t.join();
-#if defined(__SANITIZE_THREAD__)
-    __tsan_acquire(&l.end_token);
-#endif
 }
 
 /* Kernels by name. */
-inline std::map<std::string, Body> &registry()
+inline std::map<std::string, Kernel> &registry()
 {
-    static std::map<std::string, Body> kernels;
+    static std::map<std::string, Kernel> kernels;
     return kernels;
 }
 struct Register {
-    Register(const char *name, Body body)
+    Register(const char *name, Body body, size_t args_bytes)
     {
-        registry()[name] = body;
+        registry()[name] = {name, body, args_bytes};
     }
 };
 
@@ -647,11 +581,13 @@ EMU_RUNTIME void copy_async(void *shared, const void *global, bool ok)
         die("an asynchronous copy that is not aligned to 16 bytes");
     if (l->n_copies == COPIES_MAX)
         die("too many asynchronous copies in flight in one thread");
+    EMU_WRITES(shared, 16);
     l->copies[l->n_copies++] = {shared, global, ok ? 16u : 0u, l->groups};
 }
-/* Apart from its caller, so that the sanitizers see the access as the kernel's. */
-__attribute__((noinline)) inline void copy_land(char *to, const char *from, unsigned bytes)
+EMU_RUNTIME void copy_land(char *to, const char *from, unsigned bytes)
 {
+    EMU_READS(from, bytes);
+    EMU_WRITES(to, 16);
     for (unsigned i = 0; i < 16; i++)
         to[i] = i < bytes ? from[i] : 0;
 }
@@ -669,7 +605,7 @@ EMU_RUNTIME void copy_wait(int left)
     l->n_copies -= k;
 }
 
-template <class T, class F> inline T read_modify_write(T *p, F f)
+template <class T, class F> EMU_RUNTIME T read_modify_write(T *p, F f)
 {
     T old, now;
     __atomic_load(p, &old, __ATOMIC_RELAXED);
@@ -687,7 +623,7 @@ template <class T, class F> inline T read_modify_write(T *p, F f)
 #define gridDim                    (emu::block_now.grid)
 
 #define __syncthreads()            emu::barrier(__LINE__)
-#define __syncwarp()               ((void)emu::exchange(0xffffffffu, 0, __LINE__))
+#define __syncwarp()               emu::sync_warp(__LINE__)
 #define __shfl_sync(mask, v, from) emu::shuffle(__LINE__, mask, v, (unsigned)(from))
 #define __shfl_xor_sync(mask, v, with)                                                             \
     emu::shuffle(__LINE__, mask, v, emu::lane_id() ^ (unsigned)(with))

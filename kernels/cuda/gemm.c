@@ -1,35 +1,13 @@
 /* Matrix products: cuBLASLt by dlopen where the machine has it, else our own kernel. cuBLASLt is
- * asked for its best algorithm once a shape; answers are kept. */
+ * asked for its best algorithm once a shape; answers are kept. BATON_CUBLASLT=0: our own kernel,
+ * with which a row's result does not depend on how many rows there are. */
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/lt_abi.h"
 
 #include <dlfcn.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-
-/* The part of cublasLt.h (version 13) that is used; tests/kernels/cuda/abi.c compares it. */
-typedef struct lt_context *lt_handle;
-typedef struct lt_desc *lt_matmul_desc;
-typedef struct lt_layout_ *lt_layout;
-typedef struct lt_preference_ *lt_preference;
-enum {
-    LT_COMPUTE_32F = 68, /* CUBLAS_COMPUTE_32F */
-    LT_R_32F = 0,        /* CUDA_R_32F */
-    LT_R_16BF = 14,      /* CUDA_R_16BF */
-    LT_OP_T = 1,
-    LT_DESC_TRANSA = 3,
-    LT_PREF_WORKSPACE = 1,
-};
-struct lt_algo {
-    uint64_t data[8];
-};
-struct lt_heuristic {
-    struct lt_algo algo;
-    size_t workspace;
-    int state;
-    float waves;
-    int reserved[4];
-};
 
 #define SHAPES_MAX      256
 #define WORKSPACE_BYTES (32u << 20)
@@ -47,21 +25,9 @@ struct library {
     gpu_ptr workspace;
     struct shape shapes[SHAPES_MAX];
     uint32_t n_shapes;
-    int (*create)(lt_handle *);
-    int (*destroy)(lt_handle);
-    int (*desc_create)(lt_matmul_desc *, int, int);
-    int (*desc_set)(lt_matmul_desc, int, const void *, size_t);
-    int (*desc_destroy)(lt_matmul_desc);
-    int (*layout_create)(lt_layout *, int, uint64_t, uint64_t, int64_t);
-    int (*layout_destroy)(lt_layout);
-    int (*pref_create)(lt_preference *);
-    int (*pref_set)(lt_preference, int, const void *, size_t);
-    int (*pref_destroy)(lt_preference);
-    int (*heuristic)(lt_handle, lt_matmul_desc, lt_layout, lt_layout, lt_layout, lt_layout,
-                     lt_preference, int, struct lt_heuristic *, int *);
-    int (*matmul)(lt_handle, lt_matmul_desc, const void *, const void *, lt_layout, const void *,
-                  lt_layout, const void *, const void *, lt_layout, void *, lt_layout,
-                  const struct lt_algo *, void *, size_t, void *);
+#define DECLARE(name, symbol, args) int(*name) args;
+    LT_FUNCTIONS(DECLARE)
+#undef DECLARE
 };
 
 /* What stands in g->gemm when the library was looked for and not found. */
@@ -69,30 +35,13 @@ static struct library missing;
 
 static bool symbols(struct library *l)
 {
-    static const struct {
-        const char *name;
-        size_t at;
-    } wanted[] = {
-        {"cublasLtCreate", offsetof(struct library, create)},
-        {"cublasLtDestroy", offsetof(struct library, destroy)},
-        {"cublasLtMatmulDescCreate", offsetof(struct library, desc_create)},
-        {"cublasLtMatmulDescSetAttribute", offsetof(struct library, desc_set)},
-        {"cublasLtMatmulDescDestroy", offsetof(struct library, desc_destroy)},
-        {"cublasLtMatrixLayoutCreate", offsetof(struct library, layout_create)},
-        {"cublasLtMatrixLayoutDestroy", offsetof(struct library, layout_destroy)},
-        {"cublasLtMatmulPreferenceCreate", offsetof(struct library, pref_create)},
-        {"cublasLtMatmulPreferenceSetAttribute", offsetof(struct library, pref_set)},
-        {"cublasLtMatmulPreferenceDestroy", offsetof(struct library, pref_destroy)},
-        {"cublasLtMatmulAlgoGetHeuristic", offsetof(struct library, heuristic)},
-        {"cublasLtMatmul", offsetof(struct library, matmul)},
-    };
-    for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
-        void *f = dlsym(l->so, wanted[i].name);
-        if (!f)
-            return false;
-        memcpy((char *)l + wanted[i].at, &f, sizeof f);
-    }
-    return true;
+    bool all = true;
+#define LOAD(name, symbol, args)                                                                   \
+    *(void **)(void *)&l->name = dlsym(l->so, #symbol);                                            \
+    all = all && l->name;
+    LT_FUNCTIONS(LOAD)
+#undef LOAD
+    return all;
 }
 
 static void library_free(struct gpu *g, struct library *l)
@@ -117,9 +66,11 @@ static struct library *library_open(struct gpu *g)
 {
     static const char *const names[] = {"libcublasLt.so.13", "libcublasLt.so.12"};
     struct library *l = xcalloc(1, sizeof *l);
+    const char *wanted = getenv("BATON_CUBLASLT");
+    bool off = wanted && strcmp(wanted, "0") == 0;
     int transposed = LT_OP_T;
-    for (size_t i = 0; i < sizeof names / sizeof *names && !l->so; i++)
-        l->so = g->ops->stream(g, GPU_COMPUTE) ? dlopen(names[i], RTLD_NOW | RTLD_LOCAL) : NULL;
+    for (size_t i = 0; i < sizeof names / sizeof *names && !l->so && !off; i++)
+        l->so = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
     if (l->so && symbols(l) && l->create(&l->handle) == 0 &&
         l->desc_create(&l->desc, LT_COMPUTE_32F, LT_R_32F) == 0 &&
         l->desc_set(l->desc, LT_DESC_TRANSA, &transposed, sizeof transposed) == 0 &&

@@ -4,11 +4,11 @@
 #define K_STEP 32u
 #define LD     (K_STEP + 8u)
 
-// One 64 x 64 tile of c = a b^T. Row i of the tile is a_row(i) (NULL: zeros). Four warps of 16
-// rows; two steps of 32 columns in flight.
-template <class Rows>
-DEVICE void gemm_tile(Rows a_row, const uint16_t *b, unsigned b_rows, float *c, size_t ldc,
-                      unsigned c_rows, unsigned k, uint16_t *shared)
+// One 64 x 64 tile of a b^T. Row i of the tile is a_row(i) (NULL: zeros); store(row, column, value)
+// takes the results. Four warps of 16 rows; two steps of 32 columns in flight.
+template <class Rows, class Store>
+DEVICE void gemm_tile(Rows a_row, const uint16_t *b, unsigned b_rows, Store store, unsigned k,
+                      uint16_t *shared)
 {
     unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     float sum[8][4];
@@ -56,8 +56,8 @@ DEVICE void gemm_tile(Rows a_row, const uint16_t *b, unsigned b_rows, float *c, 
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             unsigned r = warp * 16 + lane / 4 + i / 2 * 8, n = j * 8 + lane % 4 * 2 + i % 2;
-            if (r < c_rows && n < b_rows)
-                c[r * ldc + n] = sum[j][i];
+            if (n < b_rows)
+                store(r, n, sum[j][i]);
         }
 }
 
@@ -67,8 +67,28 @@ KERNEL(gemm_k, struct gemm_args, 128)
     unsigned m0 = blockIdx.y * GEMM_TILE, n0 = blockIdx.x * GEMM_TILE;
     unsigned rows = min(GEMM_TILE, a.m - m0);
     auto a_row = [&](unsigned r) { return r < rows ? a.a + (size_t)(m0 + r) * a.k : nullptr; };
-    gemm_tile(a_row, a.b + (size_t)n0 * a.k, min(GEMM_TILE, a.n - n0), a.c + (size_t)m0 * a.n + n0,
-              a.n, rows, a.k, shared);
+    auto store = [&](unsigned r, unsigned n, float v) {
+        if (r < rows)
+            a.c[(size_t)(m0 + r) * a.n + n0 + n] = v;
+    };
+    gemm_tile(a_row, a.b + (size_t)n0 * a.k, min(GEMM_TILE, a.n - n0), store, a.k, shared);
+}
+
+KERNEL(head_gemm_k, struct head_gemm_args, 128)
+{
+    SHARED(uint16_t, shared);
+    unsigned m0 = blockIdx.y * GEMM_TILE, n0 = blockIdx.x * GEMM_TILE, head = blockIdx.z;
+    unsigned rows = min(GEMM_TILE, a.m - m0);
+    auto a_row = [&](unsigned r) {
+        return r < rows ? a.a + (size_t)(m0 + r) * a.lda + head * a.a_head : nullptr;
+    };
+    auto store = [&](unsigned r, unsigned n, float v) {
+        if (r < rows)
+            a.out[(size_t)(m0 + r) * a.ldo + head * a.o_head + n0 + n] =
+                a.f16 ? f16_bits(v * a.scale) : bf16_bits(v * a.scale);
+    };
+    gemm_tile(a_row, a.b + ((size_t)head * a.n + n0) * a.k, min(GEMM_TILE, a.n - n0), store, a.k,
+              shared);
 }
 
 KERNEL(grouped_gemm_k, struct grouped_gemm_args, 128)
@@ -82,6 +102,7 @@ KERNEL(grouped_gemm_k, struct grouped_gemm_args, 128)
         uint32_t row = a.row_of ? a.row_of[p0 + r] : p0 + r;
         return row == UINT32_MAX ? nullptr : a.a + (size_t)row * a.k;
     };
-    gemm_tile(a_row, a.b + ((size_t)expert * a.n + n0) * a.k, min(GEMM_TILE, a.n - n0),
-              a.c + (size_t)p0 * a.n + n0, a.n, GEMM_TILE, a.k, shared);
+    auto store = [&](unsigned r, unsigned n, float v) { a.c[(size_t)(p0 + r) * a.n + n0 + n] = v; };
+    gemm_tile(a_row, a.b + ((size_t)expert * a.n + n0) * a.k, min(GEMM_TILE, a.n - n0), store, a.k,
+              shared);
 }

@@ -43,6 +43,8 @@ struct gpu {
 
 struct gpu_ops {
     void (*close)(struct gpu *g);
+    /* The calling thread is the owner from now on. */
+    int (*here)(struct gpu *g, struct err *e) MUST_CHECK;
     /* `kept`: survives sleep. Zeroed. */
     int (*alloc)(struct gpu *g, uint64_t bytes, bool kept, gpu_ptr *out, struct err *e) MUST_CHECK;
     void (*release)(struct gpu *g, gpu_ptr p);
@@ -50,6 +52,12 @@ struct gpu_ops {
                      struct err *e) MUST_CHECK;
     int (*to_host)(struct gpu *g, enum gpu_stream s, void *to, gpu_ptr from, uint64_t bytes,
                    struct err *e) MUST_CHECK;
+    int (*copy)(struct gpu *g, enum gpu_stream s, gpu_ptr to, gpu_ptr from, uint64_t bytes,
+                struct err *e) MUST_CHECK;
+    /* Host memory that copies go straight to and from: such a copy out of it reads it when it runs.
+     * Unpinned before it is given back. */
+    int (*pin)(struct gpu *g, void *p, uint64_t bytes, struct err *e) MUST_CHECK;
+    void (*unpin)(struct gpu *g, void *p);
     int (*zero)(struct gpu *g, enum gpu_stream s, gpu_ptr p, uint64_t bytes,
                 struct err *e) MUST_CHECK;
     int (*launch)(struct gpu *g, enum gpu_stream s, const struct gpu_launch *l,
@@ -69,9 +77,10 @@ struct gpu_ops {
     int (*capture_end)(struct gpu *g, struct gpu_graph **out, struct err *e) MUST_CHECK;
     int (*graph_run)(struct gpu *g, struct gpu_graph *graph, struct err *e) MUST_CHECK;
     void (*graph_free)(struct gpu *g, struct gpu_graph *graph);
+    uint64_t (*room)(struct gpu *g); /* bytes free now */
     int (*sleep)(struct gpu *g, uint64_t *freed_bytes, struct err *e) MUST_CHECK;
     int (*wake)(struct gpu *g, struct err *e) MUST_CHECK;
-    /* The stream's native handle, for libraries (NULL in the emulation). */
+    /* The stream's native handle, for libraries. */
     void *(*stream)(struct gpu *g, enum gpu_stream s);
 };
 

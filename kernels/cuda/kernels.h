@@ -15,11 +15,8 @@
 #define GEMM_SHARED                                                                                \
     (4 * GEMM_TILE * (32 + 8) * 2) /* bytes: two matrices, two steps of 32 columns */
 #define ATTN_ROWS   64u            /* query rows of a tile in prefill attention */
-#define ATTN_TOKENS 32u /* cached tokens a step of the attention kernels; divides block_tokens */
-#define MLA_HEADS   16u /* query heads of a block in mla_decode */
-#define MLA_LATENT  512u
-#define MLA_ROPE    64u
-#define MLA_WIDTH   (MLA_LATENT + MLA_ROPE)
+#define ATTN_TOKENS 32u  /* cached tokens a step of the attention kernels; divides block_tokens */
+#define MLA_HEADS   16u  /* query heads of a block in mla_decode */
 #define FP8_GROUP   128u /* channels that share a scale */
 #define EXPERTS_MAX 512u
 #define TOP_K_MAX   16u
@@ -36,12 +33,13 @@ struct kv_view {
     uint64_t half_bytes, head_bytes;
 };
 
-/* h [rows, d] f32 = table[tokens[row]] x scale; table [vocab, d] bf16. grid rows, block 128. */
+/* h [rows, d] f32 = table[tokens[row] - first] x scale, zeros for a token that the table [n, d]
+ * bf16 does not have. grid rows, block 128. */
 struct embed_args {
     float *h;
     const uint16_t *table;
     const uint32_t *tokens;
-    uint32_t d;
+    uint32_t d, first, n;
     float scale;
 };
 
@@ -74,15 +72,16 @@ struct rope_args {
 /* Attention of one query row a sequence over the cache. q [rows, heads, dim] f16, scaled; row r
  * sees positions 0..positions[r], at most `window` of them (0: all). With splits > 1 partial
  * results go to part [rows, heads, splits, dim] f32 and part_ml [.., 2] (maximum, sum), and
- * decode_merge joins them; else out [rows, heads, dim] bf16. grid (splits, kv_heads x chunks,
- * rows), block 128; chunks of G query heads share the loads. */
+ * decode_merge joins them; else out [rows, heads, dim] bf16. Head h reads KV head (first + h) /
+ * group: a tensor rank may begin inside a group. grid (splits, kv_heads x chunks, rows), block 128;
+ * chunks of G query heads share the loads. */
 struct decode_attention_args {
     const uint16_t *q;
     const uint32_t *positions, *sequences;
     uint16_t *out;
     float *part, *part_ml;
     struct kv_view kv;
-    uint32_t heads, kv_heads, window;
+    uint32_t heads, kv_heads, window, first, group;
 };
 /* grid rows x heads, block dim. */
 struct decode_merge_args {
@@ -102,12 +101,36 @@ struct prefill_attention_args {
     uint16_t *out;
     const struct attn_tile *tiles;
     struct kv_view kv;
-    uint32_t heads, kv_heads, window;
+    uint32_t heads, kv_heads, window, first, group;
 };
 
-/* MLA, absorbed: queries q [rows, heads, 576] f16 (512 against the latent, 64 rotated), scaled; the
- * cache holds 576 f16 a token; out: the weighted sum of latents, [rows, heads, 512] bf16, or
- * partial results as above (dim 512). grid (splits, heads / 16, rows), block 128. */
+/* MLA's rows before attention. Of q [rows, heads, nope + rope] f32 the first part goes to q_nope
+ * [rows, heads, nope] bf16, the rotated and scaled second one to q_out [rows, heads, latent + rope]
+ * f16 behind the latent's place. kv_a [rows, latent + rope] f32 becomes the token's entry in the
+ * cache: its latent normed by `norm` [latent], the rest rotated. cs, neox as above. grid rows,
+ * block 256. */
+struct mla_prepare_args {
+    const float *q, *kv_a, *norm, *cs;
+    const uint32_t *positions, *sequences;
+    uint16_t *q_nope, *q_out;
+    struct kv_view kv;
+    uint32_t heads, nope, latent, rope, neox;
+    float eps, scale;
+};
+
+/* A product of each head's own matrix: out[row * ldo + head * o_head + i] = scale x sum over j of
+ * a[row * lda + head * a_head + j] b[head][i][j]; a, b [heads, n, k] bf16, out f16 or bf16. k, lda,
+ * a_head multiples of 8. grid (ceil(n / 64), ceil(m / 64), heads), block 128. */
+struct head_gemm_args {
+    const uint16_t *a, *b;
+    uint16_t *out;
+    uint32_t m, n, k, lda, a_head, ldo, o_head, f16;
+    float scale;
+};
+
+/* MLA, absorbed: queries q [rows, heads, latent + rope] f16, scaled; the cache holds latent + rope
+ * f16 a token; out: the weighted sum of latents, [rows, heads, latent] bf16, or partial results as
+ * above (dim latent). grid (splits, ceil(heads / 16), rows), block 128. */
 struct mla_decode_args {
     const uint16_t *q;
     const uint32_t *positions, *sequences;
@@ -151,16 +174,16 @@ struct moe_gate_args {
 struct moe_count_args {
     const uint32_t *ids;
     uint32_t *counts;
-    uint32_t n, experts;
+    uint32_t n, experts, first;
 };
 /* Places: choice i (row i / top_k) goes to place[i], in the order of i within its expert; experts
  * follow each other, each starting at a multiple of 64; row_of [places] (row or UINT32_MAX:
- * padding), expert_of [places / 64]. Ids past `experts` (masked) are given no place (UINT32_MAX).
- * grid experts, block 32. */
+ * padding), expert_of [places / 64]. Experts are those from `first` on; choices of others (another
+ * rank's, masked ones) are given no place (UINT32_MAX). grid experts, block 32. */
 struct moe_place_args {
     const uint32_t *ids, *counts;
     uint32_t *place, *row_of, *expert_of;
-    uint32_t n, top_k, experts, places; /* places: room in row_of, a multiple of 64 */
+    uint32_t n, top_k, experts, first, places; /* places: room in row_of, a multiple of 64 */
 };
 /* c [places, n] f32 = a[row_of] b[expert]^T; b [experts, n, k]; row_of NULL: a [places, k] is
  * sorted. Tiles whose expert_of is UINT32_MAX do nothing. grid (ceil(n / 64), places / 64), block

@@ -92,10 +92,11 @@ int gpu_decode_attention(struct gpu *g, const struct decode_attention_args *a, u
                          uint32_t dim, uint32_t splits, struct err *e)
 {
     CHECK(gpu_attention_has(dim), "attention heads of %u channels", dim);
-    CHECK(a->kv_heads && a->heads % a->kv_heads == 0, "%u query heads over %u KV heads", a->heads,
-          a->kv_heads);
+    CHECK(a->group && a->kv_heads && a->first < a->group &&
+              (a->first + a->heads + a->group - 1) / a->group == a->kv_heads,
+          "%u query heads over %u KV heads in groups of %u", a->heads, a->kv_heads, a->group);
     CHECK(splits >= 1 && (splits == 1 || (a->part && a->part_ml)), "no room for partial results");
-    uint32_t group = a->heads / a->kv_heads, chunk = dim < 64 ? 4 : 1;
+    uint32_t group = a->group, chunk = dim < 64 ? 4 : 1;
     while (dim >= 64 && chunk < group && chunk < 8)
         chunk *= 2;
     char name[64];
@@ -111,8 +112,9 @@ int gpu_prefill_attention(struct gpu *g, const struct prefill_attention_args *a,
                           uint32_t dim, struct err *e)
 {
     CHECK(gpu_attention_has(dim), "attention heads of %u channels", dim);
-    CHECK(a->kv_heads && a->heads % a->kv_heads == 0, "%u query heads over %u KV heads", a->heads,
-          a->kv_heads);
+    CHECK(a->group && a->kv_heads && a->first < a->group &&
+              (a->first + a->heads + a->group - 1) / a->group == a->kv_heads,
+          "%u query heads over %u KV heads in groups of %u", a->heads, a->kv_heads, a->group);
     CHECK(a->kv.block_tokens % ATTN_TOKENS == 0 && a->kv.block_tokens, "blocks of %u tokens",
           a->kv.block_tokens);
     char name[64];
@@ -120,18 +122,39 @@ int gpu_prefill_attention(struct gpu *g, const struct prefill_attention_args *a,
     return PUT(name, tiles, a->heads, 1, 128, (ATTN_ROWS + 4 * ATTN_TOKENS) * (dim + 8) * 2);
 }
 
-int gpu_mla_decode(struct gpu *g, const struct mla_decode_args *a, uint32_t rows, uint32_t splits,
-                   struct err *e)
+bool gpu_mla_has(uint32_t latent, uint32_t rope)
 {
-    CHECK(a->heads % MLA_HEADS == 0 && a->heads, "MLA with %u heads (a multiple of 16 is needed)",
-          a->heads);
+    return (latent == 512 && rope == 64) || (latent == 64 && rope == 16);
+}
+
+int gpu_mla_prepare(struct gpu *g, const struct mla_prepare_args *a, uint32_t rows, struct err *e)
+{
+    CHECK(a->rope % 2 == 0 && a->kv.block_tokens, "a latent of %u and %u channels", a->latent,
+          a->rope);
+    return PUT("mla_prepare_k", rows, 1, 1, 256, 0);
+}
+
+int gpu_mla_decode(struct gpu *g, const struct mla_decode_args *a, uint32_t rows, uint32_t latent,
+                   uint32_t rope, uint32_t splits, struct err *e)
+{
+    CHECK(gpu_mla_has(latent, rope), "a latent of %u and %u channels", latent, rope);
     CHECK(splits >= 1 && (splits == 1 || (a->part && a->part_ml)), "no room for partial results");
-    uint32_t shared = (MLA_HEADS + 2 * ATTN_TOKENS) * (MLA_WIDTH + 8) * 2 +
+    char name[64];
+    snprintf(name, sizeof name, "mla_decode_%u_%u_k", latent, rope);
+    uint32_t shared = (MLA_HEADS + 2 * ATTN_TOKENS) * (latent + rope + 8) * 2 +
                       MLA_HEADS * (ATTN_TOKENS + 8) * 2 + 8 * MLA_HEADS * 4;
-    int rc = PUT("mla_decode_k", splits, a->heads / MLA_HEADS, rows, 128, shared);
+    int rc = PUT(name, splits, ceil_div(a->heads, MLA_HEADS), rows, 128, shared);
     if (rc < 0)
         return rc;
-    return merge(g, a->part, a->part_ml, a->out, rows * a->heads, MLA_LATENT, splits, e);
+    return merge(g, a->part, a->part_ml, a->out, rows * a->heads, latent, splits, e);
+}
+
+int gpu_head_gemm(struct gpu *g, const struct head_gemm_args *a, uint32_t heads, struct err *e)
+{
+    CHECK(a->k && a->k % 8 == 0 && a->lda % 8 == 0 && a->a_head % 8 == 0,
+          "a product of %u columns a head", a->k);
+    return PUT("head_gemm_k", ceil_div(a->n, GEMM_TILE), ceil_div(a->m, GEMM_TILE), heads, 128,
+               GEMM_SHARED);
 }
 
 /* ---- mixture of experts ---- */
@@ -161,7 +184,8 @@ int gpu_moe_sort(struct gpu *g, const struct moe_place_args *a, uint32_t *counts
     int rc = g->ops->zero(g, GPU_COMPUTE, (uintptr_t)counts, a->experts * sizeof *counts, e);
     if (rc < 0)
         return rc;
-    struct moe_count_args c = {.ids = a->ids, .counts = counts, .n = a->n, .experts = a->experts};
+    struct moe_count_args c = {
+        .ids = a->ids, .counts = counts, .n = a->n, .experts = a->experts, .first = a->first};
     uint32_t blocks = ceil_div(a->n, 256);
     rc = put(g, GPU_COMPUTE, "moe_count_k", (const uint32_t[]){blocks < 64 ? blocks : 64, 1, 1},
              256, 0, &c, sizeof c, e);

@@ -23,8 +23,13 @@ int gpu_decode_attention(struct gpu *g, const struct decode_attention_args *a, u
                          uint32_t dim, uint32_t splits, struct err *e) MUST_CHECK;
 int gpu_prefill_attention(struct gpu *g, const struct prefill_attention_args *a, uint32_t tiles,
                           uint32_t dim, struct err *e) MUST_CHECK;
-int gpu_mla_decode(struct gpu *g, const struct mla_decode_args *a, uint32_t rows, uint32_t splits,
-                   struct err *e) MUST_CHECK;
+bool gpu_mla_has(uint32_t latent, uint32_t rope); /* latent attention of these widths */
+int gpu_mla_prepare(struct gpu *g, const struct mla_prepare_args *a, uint32_t rows,
+                    struct err *e) MUST_CHECK;
+int gpu_mla_decode(struct gpu *g, const struct mla_decode_args *a, uint32_t rows, uint32_t latent,
+                   uint32_t rope, uint32_t splits, struct err *e) MUST_CHECK;
+int gpu_head_gemm(struct gpu *g, const struct head_gemm_args *a, uint32_t heads,
+                  struct err *e) MUST_CHECK;
 
 /* c = a b^T by cuBLASLt where it was found, else by our own kernel. k a multiple of 8. */
 int gpu_gemm(struct gpu *g, const struct gemm_args *a, struct err *e) MUST_CHECK;

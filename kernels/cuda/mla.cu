@@ -1,14 +1,13 @@
-// Decode attention of MLA with absorbed projections: all heads share one latent a token, which is
+// Latent attention (MLA) with absorbed projections: all heads share one latent a token, which is
 // both key and value.
 #include "kernels/cuda/device.h"
 
-#define LD      (MLA_WIDTH + 8u)
 #define P_LD    (ATTN_TOKENS + 8u)
 #define THREADS 128u
 
 // 16 heads are the rows of one tensor-core tile. Of a step's 32 tokens each of the four warps
-// scores 8, then adds the weighted latents of its own 128 channels.
-struct MlaShared {
+// scores 8, then adds the weighted latents of its own quarter of the channels.
+template <unsigned LD> struct MlaShared {
     uint16_t *q, *kv, *p;
     float *most, *sum; // [4 warps][16 heads]
 
@@ -19,28 +18,31 @@ struct MlaShared {
     }
 };
 
-DEVICE void mla_load(const struct mla_decode_args &a, const MlaShared &sh, unsigned stage,
-                     const uint32_t *table, unsigned t0, unsigned end)
+template <unsigned WIDTH>
+DEVICE void mla_load(const struct mla_decode_args &a, const MlaShared<WIDTH + 8> &sh,
+                     unsigned stage, const uint32_t *table, unsigned t0, unsigned end)
 {
-    for (unsigned i = threadIdx.x; i < ATTN_TOKENS * MLA_WIDTH / 8; i += THREADS) {
-        unsigned t = i / (MLA_WIDTH / 8), c = i % (MLA_WIDTH / 8) * 8, at = t0 + t;
+    constexpr unsigned LD = WIDTH + 8;
+    for (unsigned i = threadIdx.x; i < ATTN_TOKENS * WIDTH / 8; i += THREADS) {
+        unsigned t = i / (WIDTH / 8), c = i % (WIDTH / 8) * 8, at = t0 + t;
         bool ok = at < end;
         at = ok ? at : t0;
         const uint8_t *from = a.kv.pool + table[at / a.kv.block_tokens] * a.kv.block_bytes +
-                              a.kv.layer_at +
-                              ((size_t)(at % a.kv.block_tokens) * MLA_WIDTH + c) * 2;
+                              a.kv.layer_at + ((size_t)(at % a.kv.block_tokens) * WIDTH + c) * 2;
         copy_async16(sh.kv + (stage * ATTN_TOKENS + t) * LD + c, from, ok);
     }
     copy_commit();
 }
 
 // This warp's 8 tokens: s rows g and g + 8, tokens 2 t and the next.
+template <unsigned WIDTH>
 DEVICE void mla_scores(float s[4], const uint16_t *q, const uint16_t *kv, unsigned warp)
 {
+    constexpr unsigned LD = WIDTH + 8;
     unsigned lane = threadIdx.x % 32;
     s[0] = s[1] = s[2] = s[3] = 0;
 #pragma unroll 2
-    for (unsigned d = 0; d < MLA_WIDTH; d += 32) {
+    for (unsigned d = 0; d + 32 <= WIDTH; d += 32) {
         uint32_t x[4], y[4], b[4];
         ldmatrix(b, kv + (warp * 8 + lane % 8) * LD + d + lane / 8 * 8);
         ldmatrix(x, q + (lane % 16) * LD + d + lane / 16 * 8);
@@ -48,43 +50,53 @@ DEVICE void mla_scores(float s[4], const uint16_t *q, const uint16_t *kv, unsign
         mma_f16(s, x, b);
         mma_f16(s, y, b + 2);
     }
+    if (WIDTH % 32) {
+        constexpr unsigned d = WIDTH / 32 * 32;
+        uint32_t x[4], b[4];
+        ldmatrix(b, kv + (warp * 8 + lane % 8) * LD + d + lane / 8 % 2 * 8);
+        ldmatrix(x, q + (lane % 16) * LD + d + lane / 16 * 8);
+        mma_f16(s, x, b);
+    }
 }
 
-KERNEL(mla_decode_k, struct mla_decode_args, 128)
+template <unsigned LATENT, unsigned ROPE> DEVICE void mla_decode(const struct mla_decode_args &a)
 {
+    constexpr unsigned WIDTH = LATENT + ROPE, LD = WIDTH + 8, MINE = LATENT / 4;
+    static_assert(MINE % 16 == 0 && WIDTH % 16 == 0, "whole tiles");
     SHARED(uint16_t, shared);
-    MlaShared sh(shared);
+    MlaShared<LD> sh(shared);
     unsigned row = blockIdx.z, first = blockIdx.y * MLA_HEADS;
     unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
     unsigned end = a.positions[row] + 1, steps = (end + ATTN_TOKENS - 1) / ATTN_TOKENS;
     unsigned per = (steps + gridDim.x - 1) / gridDim.x * ATTN_TOKENS;
     unsigned t0 = blockIdx.x * per, t1 = min(end, t0 + per);
     const uint32_t *table = a.kv.tables + (size_t)a.sequences[row] * a.kv.table_ld;
-    for (unsigned i = threadIdx.x; i < MLA_HEADS * MLA_WIDTH / 8; i += THREADS) {
-        unsigned r = i / (MLA_WIDTH / 8), c = i % (MLA_WIDTH / 8) * 8;
-        copy_async16(sh.q + r * LD + c, a.q + ((size_t)row * a.heads + first + r) * MLA_WIDTH + c,
-                     true);
+    for (unsigned i = threadIdx.x; i < MLA_HEADS * WIDTH / 8; i += THREADS) {
+        unsigned r = i / (WIDTH / 8), c = i % (WIDTH / 8) * 8;
+        bool ok = first + r < a.heads;
+        copy_async16(sh.q + r * LD + c,
+                     a.q + ((size_t)row * a.heads + (ok ? first + r : 0)) * WIDTH + c, ok);
     }
     copy_commit();
     if (t0 < t1)
-        mla_load(a, sh, 0, table, t0, t1);
-    float o[16][4], m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0};
+        mla_load<WIDTH>(a, sh, 0, table, t0, t1);
+    float o[MINE / 8][4], m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0};
 #pragma unroll
-    for (int d = 0; d < 16; d++)
+    for (unsigned d = 0; d < MINE / 8; d++)
 #pragma unroll
         for (int i = 0; i < 4; i++)
             o[d][i] = 0;
     for (unsigned at = t0, stage = 0; at < t1; at += ATTN_TOKENS, stage ^= 1) {
         const uint16_t *kv = sh.kv + stage * ATTN_TOKENS * LD;
         if (at + ATTN_TOKENS < t1) {
-            mla_load(a, sh, stage ^ 1, table, at + ATTN_TOKENS, t1);
+            mla_load<WIDTH>(a, sh, stage ^ 1, table, at + ATTN_TOKENS, t1);
             copy_wait<1>();
         } else {
             copy_wait<0>();
         }
         __syncthreads();
         float s[4];
-        mla_scores(s, sh.q, kv, warp);
+        mla_scores<WIDTH>(s, sh.q, kv, warp);
 #pragma unroll
         for (int half = 0; half < 2; half++) {
 #pragma unroll
@@ -124,7 +136,7 @@ KERNEL(mla_decode_k, struct mla_decode_args, 128)
                       sh.sum[2 * MLA_HEADS + h] + sh.sum[3 * MLA_HEADS + h];
         }
 #pragma unroll
-        for (int d = 0; d < 16; d++) {
+        for (unsigned d = 0; d < MINE / 8; d++) {
             o[d][0] *= keep[0];
             o[d][1] *= keep[0];
             o[d][2] *= keep[1];
@@ -135,9 +147,9 @@ KERNEL(mla_decode_k, struct mla_decode_args, 128)
             uint32_t p[4];
             ldmatrix(p, sh.p + (lane % 16) * P_LD + h * 16 + lane / 16 * 8);
 #pragma unroll
-            for (int d = 0; d < 16; d += 2) {
+            for (unsigned d = 0; d < MINE / 8; d += 2) {
                 uint32_t b[4];
-                ldmatrix_transposed(b, kv + (h * 16 + lane % 16) * LD + warp * 128 + d * 8 +
+                ldmatrix_transposed(b, kv + (h * 16 + lane % 16) * LD + warp * MINE + d * 8 +
                                            lane / 16 * 8);
                 mma_f16(o[d], p, b);
                 mma_f16(o[d + 1], p, b + 2);
@@ -149,6 +161,8 @@ KERNEL(mla_decode_k, struct mla_decode_args, 128)
         copy_wait<0>();
 #pragma unroll
     for (int half = 0; half < 2; half++) {
+        if (first + g + half * 8 >= a.heads)
+            continue;
         size_t at = (size_t)row * a.heads + first + g + half * 8;
         size_t part = at * gridDim.x + blockIdx.x;
         float inv = l[half] > 0 ? 1.0f / l[half] : 0.0f;
@@ -157,16 +171,73 @@ KERNEL(mla_decode_k, struct mla_decode_args, 128)
             a.part_ml[part * 2 + 1] = l[half];
         }
 #pragma unroll
-        for (int d = 0; d < 16; d++) {
-            unsigned c = warp * 128 + d * 8 + t * 2;
+        for (unsigned d = 0; d < MINE / 8; d++) {
+            unsigned c = warp * MINE + d * 8 + t * 2;
             float u = o[d][half * 2], v = o[d][half * 2 + 1];
             if (gridDim.x > 1) {
                 float2 w = {u, v};
-                *reinterpret_cast<float2 *>(a.part + part * MLA_LATENT + c) = w;
+                *reinterpret_cast<float2 *>(a.part + part * LATENT + c) = w;
             } else {
-                *reinterpret_cast<uint32_t *>(a.out + at * MLA_LATENT + c) =
+                *reinterpret_cast<uint32_t *>(a.out + at * LATENT + c) =
                     pack_bf16(u * inv, v * inv);
             }
+        }
+    }
+}
+
+#define MLA_DECODE(LATENT, ROPE)                                                                   \
+    KERNEL(mla_decode_##LATENT##_##ROPE##_k, struct mla_decode_args, 128)                          \
+    {                                                                                              \
+        mla_decode<LATENT, ROPE>(a);                                                               \
+    }
+MLA_DECODE(512, 64)
+MLA_DECODE(64, 16) // of small models, in tests
+
+// A pair of x rotated by its cosine and sine.
+DEVICE float2 turned(const float *x, const float *cs, unsigned p, unsigned rope, bool neox,
+                     unsigned *i, unsigned *j)
+{
+    *i = neox ? p : 2 * p;
+    *j = neox ? p + rope / 2 : *i + 1;
+    float u = x[*i], v = x[*j], c = cs[2 * p], s = cs[2 * p + 1];
+    return {u * c - v * s, u * s + v * c};
+}
+
+// One warp a head, one the latent.
+KERNEL(mla_prepare_k, struct mla_prepare_args, 256)
+{
+    unsigned row = blockIdx.x, lane = threadIdx.x % 32, width = a.latent + a.rope, i, j;
+    unsigned position = a.positions[row];
+    const float *cs = a.cs + (size_t)position * a.rope;
+    for (unsigned head = threadIdx.x / 32; head <= a.heads; head += blockDim.x / 32) {
+        const float *x = a.kv_a + (size_t)row * width + a.latent;
+        uint16_t *to;
+        float scale = 1;
+        if (head < a.heads) {
+            x = a.q + ((size_t)row * a.heads + head) * (a.nope + a.rope);
+            for (unsigned k = lane; k < a.nope; k += 32)
+                a.q_nope[((size_t)row * a.heads + head) * a.nope + k] = bf16_bits(x[k]);
+            x += a.nope;
+            to = a.q_out + ((size_t)row * a.heads + head) * width;
+            scale = a.scale;
+        } else {
+            const float *c = a.kv_a + (size_t)row * width;
+            uint32_t block = a.kv.tables[(size_t)a.sequences[row] * a.kv.table_ld +
+                                         position / a.kv.block_tokens];
+            to =
+                reinterpret_cast<uint16_t *>(a.kv.pool + block * a.kv.block_bytes + a.kv.layer_at) +
+                (size_t)(position % a.kv.block_tokens) * width;
+            float s = 0;
+            for (unsigned k = lane; k < a.latent; k += 32)
+                s += c[k] * c[k];
+            float inv = rsqrtf(warp_sum(s) / (float)a.latent + a.eps);
+            for (unsigned k = lane; k < a.latent; k += 32)
+                to[k] = f16_bits(c[k] * inv * a.norm[k]);
+        }
+        for (unsigned p = lane; p < a.rope / 2; p += 32) {
+            float2 v = turned(x, cs, p, a.rope, a.neox, &i, &j);
+            to[a.latent + i] = f16_bits(v.x * scale);
+            to[a.latent + j] = f16_bits(v.y * scale);
         }
     }
 }

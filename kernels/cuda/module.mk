@@ -28,15 +28,55 @@ $(BUILD)/kernels/cuda/blob.o: $(BLOB)
 	@$(CC) -c -o $@ $<
 kernels/cuda_MORE_OBJS := $(BUILD)/kernels/cuda/blob.o
 
-# The kernels for the CPU, with the device that runs them, for C tests.
-EMU_OBJS := $(CUDA_KERNELS:%.cu=$(BUILD)/tests/%.emu.o) $(BUILD)/tests/kernels/cuda/emu_device.o
-EMU_FLAGS := -std=c++17 -g -O2 -I. -Wall -Wextra -Wno-unknown-pragmas -Werror $(SAN_$(SAN)) $(if $(SAN),-Wno-error)
+# The kernels for the CPU, as a stand-in for the driver's library, for tests (tests/kernels/cuda/libcuda.cc). Tests are linked
+# with it, so that driver.c finds it loaded, and with a blob of no content.
+CUDA_TESTS_DIR := $(BUILD)/tests/kernels/cuda
+EMU_FLAGS := -std=c++17 -g -I. -fPIC -ftls-model=initial-exec -Wall -Wextra -Wno-unknown-pragmas -Werror
+EMU_SAN := $(if $(filter-out tsan,$(SAN)),$(SAN_$(SAN)) -Wno-error)
+EMU_OBJS := $(CUDA_KERNELS:%.cu=$(BUILD)/tests/%.emu.o) $(CUDA_TESTS_DIR)/libcuda.o
 $(BUILD)/tests/kernels/cuda/%.emu.o: kernels/cuda/%.cu
 	@mkdir -p $(@D); echo "  EMU   $<"
-	@$(CXX) $(EMU_FLAGS) -MMD -MP -x c++ -c -o $@ $<
-$(BUILD)/tests/kernels/cuda/emu_device.o: tests/kernels/cuda/emu_device.cc
+	@$(CXX) $(EMU_FLAGS) -O2 $(EMU_SAN) -MMD -MP -x c++ -c -o $@ $<
+$(CUDA_TESTS_DIR)/libcuda.o: tests/kernels/cuda/libcuda.cc
 	@mkdir -p $(@D); echo "  CXX   $<"
-	@$(CXX) $(EMU_FLAGS) -MMD -MP -c -o $@ $<
--include $(EMU_OBJS:.o=.d)
-kernels/cuda_TEST_OBJS := $(EMU_OBJS)
-kernels/cuda_TEST_LIBS := -lstdc++
+	@$(CXX) $(EMU_FLAGS) -O2 $(EMU_SAN) -MMD -MP -c -o $@ $<
+$(CUDA_TESTS_DIR)/libcuda.so.1: $(EMU_OBJS)
+	@echo "  LD    $@"; $(CXX) -shared $(EMU_SAN) -Wl,-soname,libcuda.so.1 -o $@ $^ -lpthread
+$(CUDA_TESTS_DIR)/blob.o: tests/kernels/cuda/blob.c
+$(CUDA_TESTS_DIR)/libnccl.so.2: tests/kernels/cuda/libnccl.cc worker/comm/nccl_abi.h
+	@mkdir -p $(@D); echo "  CXX   $<"
+	@$(CXX) $(EMU_FLAGS) -O2 $(EMU_SAN) -shared -Wl,-soname,libnccl.so.2 -o $@ $< -lpthread -ldl
+kernels/cuda_TEST_OBJS := $(CUDA_TESTS_DIR)/blob.o $(CUDA_TESTS_DIR)/libcuda.so.1
+kernels/cuda_TEST_LIBS := -Wl,-rpath,$(abspath $(CUDA_TESTS_DIR))
+
+# The same under race.cc, with every barrier of the sources taken out once: gemm-2 is gemm.cu without its second.
+RACE_DIR := $(CUDA_TESTS_DIR)/race
+RACE_FLAGS := $(EMU_FLAGS) -O1 -fsanitize=thread -Wno-error
+BARRIER := __sync(threads|warp)\(\);
+WITHOUT := $(shell grep -cE '$(BARRIER)' kernels/cuda/*.cu kernels/cuda/device.h | sed -E 's,.*/(.*)\.[a-z]+:(.*),\1 \2,' | \
+  while read f n; do for i in $$(seq $$n); do echo $$f-$$i; done; done)
+RACE_OBJS := $(CUDA_KERNELS:kernels/cuda/%.cu=$(RACE_DIR)/%.o) $(WITHOUT:%=$(RACE_DIR)/without/%.o) $(RACE_DIR)/libcuda.o $(RACE_DIR)/race.o
+$(RACE_DIR)/without/%.o: $(CUDA_KERNELS) kernels/cuda/device.h kernels/cuda/kernels.h kernels/cuda/emu.h
+	@v=$*; from=$${v%-*}; n=$${v##*-}; to=$(RACE_DIR)/without/$$v; mkdir -p $$to/kernels/cuda; echo "  EMU   $$v"; \
+	  src=kernels/cuda/$$from.cu; what=$$src; [ $$from != device ] || { what=kernels/cuda/device.h; src=kernels/cuda/rows.cu; }; \
+	  cp $$src $$to/$$src; awk -v n=$$n '/$(BARRIER)/ && ++k == n { sub(/$(BARRIER)/, ";") } 1' $$what >$$to/$$what; \
+	  $(CXX) -I$$to $(RACE_FLAGS) -DEMU_PREFIX='"'$$v':"' -x c++ -c -o $@ $$to/$$src
+$(RACE_DIR)/%.o: kernels/cuda/%.cu
+	@mkdir -p $(@D); echo "  EMU   $< (races)"
+	@$(CXX) $(RACE_FLAGS) -MMD -MP -x c++ -c -o $@ $<
+$(RACE_DIR)/libcuda.o: tests/kernels/cuda/libcuda.cc
+	@mkdir -p $(@D); $(CXX) $(RACE_FLAGS) -MMD -MP -c -o $@ $<
+$(RACE_DIR)/race.o: tests/kernels/cuda/race.cc
+	@mkdir -p $(@D); $(CXX) $(EMU_FLAGS) -O2 -MMD -MP -c -o $@ $<
+$(RACE_DIR)/libcuda.so.1: $(RACE_OBJS)
+	@echo "  LD    $@"; $(CXX) -shared -Wl,--no-undefined -Wl,-soname,libcuda.so.1 -o $@ $^ -lpthread -ldl
+	@printf '%s\n' $(WITHOUT) >$(@D)/variants
+$(CUDA_TESTS_DIR)/test_races: | $(RACE_DIR)/libcuda.so.1 $(CUDA_TESTS_DIR)/test_kernels
+
+# What is written down of NVIDIA's interfaces beside their headers, those that the machine has.
+CUDA_HEADERS := $(or $(BATON_CACHE),$(HOME)/.cache/baton)/cuda-headers
+CUDA_ABI := $(if $(wildcard $(CUDA_HOME)/include/cuda.h),$(CUDA_TESTS_DIR)/abi)
+$(CUDA_TESTS_DIR)/abi: tests/kernels/cuda/abi.cc kernels/cuda/driver_abi.h kernels/cuda/lt_abi.h worker/comm/nccl_abi.h
+	@mkdir -p $(@D); echo "  CXX   $<"
+	@$(CXX) -std=c++17 -Wall -Wextra -Werror -I. -isystem $(CUDA_HOME)/include -isystem $(CUDA_HEADERS) -o $@ $<
+-include $(EMU_OBJS:.o=.d) $(CUDA_TESTS_DIR)/blob.d $(RACE_OBJS:.o=.d)

@@ -52,7 +52,6 @@ DEVICE void gate_groups(const struct moe_gate_args &a, float *choice)
         warp_best(&v, &i);
         used = used || i == lane;
     }
-    __syncwarp();
     if (lane < a.groups && !used)
         for (unsigned i = 0; i < size; i++)
             choice[lane * size + i] = -INFINITY;
@@ -98,8 +97,8 @@ KERNEL(moe_gate_k, struct moe_gate_args, 32)
 KERNEL(moe_count_k, struct moe_count_args, 256)
 {
     for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < a.n; i += gridDim.x * blockDim.x)
-        if (a.ids[i] < a.experts)
-            atomicAdd(&a.counts[a.ids[i]], 1u);
+        if (a.ids[i] - a.first < a.experts)
+            atomicAdd(&a.counts[a.ids[i] - a.first], 1u);
 }
 
 // One warp an expert: where it starts is the sum of what comes before, then its choices in order.
@@ -115,7 +114,7 @@ KERNEL(moe_place_k, struct moe_place_args, 32)
         a.expert_of[tile] = expert;
     for (unsigned i0 = 0; i0 < a.n; i0 += 32) {
         unsigned i = i0 + lane;
-        uint32_t id = i < a.n ? a.ids[i] : UINT32_MAX;
+        uint32_t id = i < a.n ? a.ids[i] - a.first : UINT32_MAX;
         unsigned mine = __ballot_sync(ALL_LANES, id == expert);
         if (id == expert) {
             uint32_t place = at + (uint32_t)__popc(mine & ((1u << lane) - 1));

@@ -127,7 +127,7 @@ template <int D> DEVICE void prefill_attention(const struct prefill_attention_ar
     constexpr int LD = PrefillTile<D>::LD;
     PrefillTile<D> tile(shared);
     struct attn_tile at = a.tiles[blockIdx.x];
-    unsigned head = blockIdx.y, kv_head = head / (a.heads / a.kv_heads);
+    unsigned head = blockIdx.y, kv_head = (a.first + head) / a.group;
     unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
     const uint32_t *table = a.kv.tables + (size_t)at.sequence * a.kv.table_ld;
     unsigned end = at.position + at.rows; // tokens that the last row sees

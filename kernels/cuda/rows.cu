@@ -4,10 +4,11 @@
 KERNEL(embed_k, struct embed_args, 128)
 {
     unsigned row = blockIdx.x;
-    const uint16_t *from = a.table + (size_t)a.tokens[row] * a.d;
+    unsigned token = a.tokens[row] - a.first;
+    const uint16_t *from = a.table + (size_t)token * a.d;
     float *to = a.h + (size_t)row * a.d;
     for (unsigned i = threadIdx.x; i < a.d; i += blockDim.x)
-        to[i] = bf16_value(from[i]) * a.scale;
+        to[i] = token < a.n ? bf16_value(from[i]) * a.scale : 0.0f;
 }
 
 KERNEL(add_norm_k, struct add_norm_args, 256)

@@ -2,6 +2,7 @@
  * silence a stop. Rank 0 also watches its own engine: when a collective takes it longer than
  * stuck_ms, the rank that has not come is named. What rank 0 decides it tells all. */
 #include "worker/comm/comm_int.h"
+#include "worker/comm/nccl.h"
 
 #include "lib/base/clock.h"
 #include "lib/base/log.h"
@@ -94,6 +95,7 @@ static void tell_failure(struct world *w)
     f.rank = atomic_load(&w->seg.head->failed) - 1;
     snprintf(f.text, sizeof f.text, "%s", w->seg.head->reason);
     say_all(w, &f);
+    nccl_abort_all(w);
     if (!w->leaving)
         log_error("the group has failed", LI("rank", f.rank), LS("reason", f.text));
     if (w->cfg.failed)

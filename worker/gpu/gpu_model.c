@@ -1,3 +1,4 @@
+#include "worker/comm/nccl.h"
 #include "worker/gpu/gpu_model_int.h"
 
 #include <errno.h>
@@ -5,15 +6,14 @@
 
 /* ---- making one ---- */
 
-static int check(const struct model *m, const struct gpu_model_options *o, struct err *e)
+static int check_shapes(const struct model_config *c, struct err *e)
 {
-    const struct model_config *c = model_config(m);
-    if (c->mla.rank)
-        return err_set(
-            e, ENOTSUP,
-            "the GPU backend does not serve models with latent attention (DeepSeek) yet: "
-            "use the CPU backend");
-    if (!gpu_attention_has(c->head_dim))
+    if (c->mla.rank && !gpu_mla_has(c->mla.rank, c->rope_dims))
+        return err_set(e, ENOTSUP,
+                       "the GPU backend has no kernel for latents of %u and %u channels: use the "
+                       "CPU backend",
+                       c->mla.rank, c->rope_dims);
+    if (!c->mla.rank && !gpu_attention_has(c->head_dim))
         return err_set(e, ENOTSUP,
                        "the GPU backend has no attention kernel for heads of %u channels: use the "
                        "CPU backend",
@@ -21,13 +21,28 @@ static int check(const struct model *m, const struct gpu_model_options *o, struc
     if (c->moe.experts > EXPERTS_MAX || c->moe.used > TOP_K_MAX)
         return err_set(e, ENOTSUP, "the GPU backend has no kernel for %u of %u experts",
                        c->moe.used, c->moe.experts);
-    if (c->d_model % 8 || c->d_ff % 8 || c->moe.d_expert % 8)
+    if (c->d_model % 8 || c->d_ff % 8 || c->moe.d_expert % 8 || c->moe.d_shared % 8 ||
+        c->mla.nope % 8 || c->mla.v % 8 || c->mla.q_rank % 8)
         return err_set(e, ENOTSUP, "the GPU backend needs widths that are multiples of 8");
+    return 0;
+}
+
+static int check(const struct model *m, const struct gpu_model_options *o, struct err *e)
+{
+    const struct model_config *c = model_config(m);
+    const struct model_shard *s = model_shard_of(m);
+    uint32_t ranks = o->tensor ? comm_ranks(o->tensor) : 1;
+    int rc = check_shapes(c, e);
+    if (rc < 0)
+        return rc;
     if (model_part(m)->layer1 - model_part(m)->layer0 != c->n_layers ||
-        model_part(m)->q1 - model_part(m)->q0 != c->n_heads)
-        return err_set(e, ENOTSUP, "the GPU backend needs the whole model's weights");
-    if (o->max_rows < 1 || o->max_rows > 65536 || o->max_sequences < 1 || o->max_sequences > 1024 ||
-        o->max_sequences > o->max_rows || o->pool_blocks < 1 || o->pool_blocks > (1u << 24))
+        (s->tensor ? s->tensor : 1) != ranks)
+        return err_set(e, ENOTSUP,
+                       "the GPU backend splits models over tensor ranks, not over stages or data "
+                       "ranks");
+    if (o->max_rows < 1 || o->max_rows > 65535 || o->max_sequences < 1 || o->max_sequences > 1024 ||
+        o->max_sequences > o->max_rows || o->pool_blocks > (1u << 24) ||
+        o->max_outputs > o->max_rows)
         return err_set(e, EINVAL, "GPU model: %u rows, %u sequences, %u blocks are out of range",
                        o->max_rows, o->max_sequences, o->pool_blocks);
     return 0;
@@ -43,10 +58,14 @@ static int alloc_work(struct gpu_model *gm, struct err *e)
     const struct model_config *c = &gm->c;
     struct gpu_work *w = &gm->w;
     uint64_t n = gm->o.max_rows, s = gm->o.max_sequences + 1u, choices = n * c->moe.used;
-    uint64_t q = (uint64_t)c->n_heads * c->head_dim, all = q + 2ull * c->n_kv_heads * c->head_dim;
-    uint64_t ff = larger(c->d_ff, c->moe.d_shared), parts = s * c->n_heads * 32;
+    uint64_t outputs = gm->o.max_outputs, heads = gm->heads, q = heads * c->head_dim;
+    uint64_t all = q + 2ull * gm->kv_heads * c->head_dim, ff = larger(gm->d_ff, gm->d_shared);
+    uint64_t parts = s * heads * 32, q_dim = c->mla.nope + c->rope_dims;
+    bool mla = c->mla.rank != 0, lead = gm->nccl && !gm->shard.tensor_rank;
+    if (mla)
+        all = heads * q_dim;
     if (c->moe.experts)
-        gm->places = gpu_moe_places((uint32_t)choices, c->moe.experts);
+        gm->places = gpu_moe_places((uint32_t)choices, gm->experts);
     uint64_t places = gm->places;
     const struct {
         gpu_ptr *at;
@@ -59,7 +78,7 @@ static int alloc_work(struct gpu_model *gm, struct err *e)
         {&w->tiles, (n + s) * sizeof(struct attn_tile)},
         {&w->take, n * 4},
         {&w->h, n * c->d_model * 4},
-        {&w->x, n * larger(c->d_model, c->d_ff) * 2},
+        {&w->x, n * larger(c->d_model, c->mla.q_rank) * 2},
         {&w->qkv, n * all * 4},
         {&w->q, n * q * 2},
         {&w->att, n * q * 2},
@@ -68,16 +87,21 @@ static int alloc_work(struct gpu_model *gm, struct err *e)
         {&w->act, n * ff * 2},
         {&w->part, parts * c->head_dim * 4},
         {&w->part_ml, parts * 8},
-        {&w->logits, n * c->vocab * 4},
+        {&w->q_a, n * c->mla.q_rank * 4},
+        {&w->kv_a, mla ? n * c->head_dim * 4 : 0},
+        {&w->q_nope, n * heads * c->mla.nope * 2},
+        {&w->values, n * heads * c->mla.v * 2},
+        {&w->logits, outputs * gm->vocab * 4},
+        {&w->gathered, lead ? outputs * c->vocab * 4 : 0},
         {&w->scores, n * c->moe.experts * 4},
         {&w->ids, choices * 4},
         {&w->weights, choices * 4},
-        {&w->counts, c->moe.experts * 4ull},
+        {&w->counts, gm->experts * 4ull},
         {&w->place, choices * 4},
         {&w->row_of, places * 4},
         {&w->expert_of, places / GEMM_TILE * 4},
-        {&w->places_wide, places * 2 * c->moe.d_expert * 4},
-        {&w->places_act, places * c->moe.d_expert * 2},
+        {&w->places_wide, places * 2 * gm->d_expert * 4},
+        {&w->places_act, places * gm->d_expert * 2},
         {&w->places_out, places * c->d_model * 4},
     };
     int rc = 0;
@@ -85,9 +109,15 @@ static int alloc_work(struct gpu_model *gm, struct err *e)
         rc = gpu_alloc(gm, all_of_it[i].bytes, false, all_of_it[i].at, e);
         gm->stats.work_bytes += all_of_it[i].bytes;
     }
+    return rc;
+}
+
+int gpu_model_pool(struct gpu_model *gm, uint32_t blocks, struct err *e)
+{
+    gm->o.pool_blocks = blocks;
     /* one block more than the caller has: where a graph's padding writes */
-    gm->stats.kv_bytes = (gm->o.pool_blocks + 1ull) * gm->kv.block_bytes;
-    return rc == 0 ? gpu_alloc(gm, gm->stats.kv_bytes, false, &gm->pool, e) : rc;
+    gm->stats.kv_bytes = (blocks + 1ull) * gm->kv.block_bytes;
+    return gpu_alloc(gm, gm->stats.kv_bytes, false, &gm->pool, e);
 }
 
 static void alloc_host(struct gpu_model *gm)
@@ -100,7 +130,7 @@ static void alloc_host(struct gpu_model *gm)
     gm->out_of = xcalloc(n, 4);
     gm->tables = xcalloc((size_t)s * gm->table_ld, 4);
     gm->tiles = xcalloc(n + s, sizeof *gm->tiles);
-    gm->logits = xcalloc((size_t)s * gm->c.vocab, 4);
+    gm->logits = xcalloc((size_t)(gm->nccl ? larger(gm->o.max_outputs, s) : s) * gm->c.vocab, 4);
     gm->written = xcalloc(gm->c.n_layers, sizeof(struct gpu_event *));
 }
 
@@ -112,6 +142,34 @@ static int events(struct gpu_model *gm, struct err *e)
     return rc;
 }
 
+static void take_part(struct gpu_model *gm, const struct model *m)
+{
+    const struct model_part *p = model_part(m);
+    gm->c = *model_config(m);
+    gm->shard = *model_shard_of(m);
+    gm->part = *p;
+    gm->heads = p->q1 - p->q0;
+    gm->kv_heads = p->kv1 - p->kv0;
+    gm->d_ff = p->ff1 - p->ff0;
+    gm->d_shared = p->shared1 - p->shared0;
+    gm->d_expert = p->expert_ff1 - p->expert_ff0;
+    gm->experts = p->expert1 - p->expert0;
+    gm->vocab = p->vocab1 - p->vocab0;
+}
+
+static void take_options(struct gpu_model *gm, const struct gpu_model_options *o)
+{
+    uint64_t most = (uint64_t)o->pool_blocks * gm->kv.block_tokens;
+    gm->o = *o;
+    gm->o.max_outputs = o->max_outputs ? o->max_outputs : o->max_rows;
+    gm->context_tokens = gm->c.context_tokens;
+    if (o->max_context && o->max_context < gm->context_tokens)
+        gm->context_tokens = o->max_context;
+    if (o->pool_blocks && most < gm->context_tokens)
+        gm->context_tokens = (uint32_t)most;
+    gm->table_ld = (gm->context_tokens + gm->kv.block_tokens - 1) / gm->kv.block_tokens;
+}
+
 int gpu_model_new(struct gpu *g, const struct model *m, const struct gpu_model_options *o,
                   struct gpu_model **out, struct err *e)
 {
@@ -120,14 +178,13 @@ int gpu_model_new(struct gpu *g, const struct model *m, const struct gpu_model_o
         return rc;
     struct gpu_model *gm = xcalloc(1, sizeof *gm);
     gm->g = g;
-    gm->c = *model_config(m);
-    gm->o = *o;
-    rc = model_kv_init(&gm->kv, &gm->c, MODEL_KV_F16,
+    take_part(gm, m);
+    rc = model_kv_part(&gm->kv, &gm->c, &gm->part, MODEL_KV_F16,
                        o->block_tokens ? o->block_tokens : MODEL_BLOCK_TOKENS, e);
+    if (rc == 0 && o->tensor && comm_ranks(o->tensor) > 1)
+        rc = nccl_new(o->tensor, &gm->nccl, e);
     if (rc == 0) {
-        uint64_t most = (uint64_t)o->pool_blocks * gm->kv.block_tokens;
-        gm->context_tokens = most < gm->c.context_tokens ? (uint32_t)most : gm->c.context_tokens;
-        gm->table_ld = (gm->context_tokens + gm->kv.block_tokens - 1) / gm->kv.block_tokens;
+        take_options(gm, o);
         alloc_host(gm);
         rc = events(gm, e);
     }
@@ -135,6 +192,8 @@ int gpu_model_new(struct gpu *g, const struct model *m, const struct gpu_model_o
         rc = gpu_weights_load(gm, m, e);
     if (rc == 0)
         rc = alloc_work(gm, e);
+    if (rc == 0 && o->pool_blocks)
+        rc = gpu_model_pool(gm, o->pool_blocks, e);
     if (rc < 0) {
         gpu_model_free(gm);
         return rc;
@@ -165,7 +224,14 @@ static void release_layer(struct gpu_model *gm, const struct gpu_layer *l)
                            l->post_ffn,
                            l->q_norm,
                            l->k_norm,
-                           l->bias};
+                           l->bias,
+                           l->q_a.at,
+                           l->q_b.at,
+                           l->kv_a.at,
+                           l->k_up.at,
+                           l->v_up.at,
+                           l->q_a_norm,
+                           l->kv_a_norm};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         release(gm, all[i]);
 }
@@ -187,6 +253,7 @@ void gpu_model_free(struct gpu_model *gm)
     const gpu_ptr *work = (const gpu_ptr *)&gm->w;
     for (size_t i = 0; i < sizeof gm->w / sizeof *work; i++)
         release(gm, work[i]);
+    nccl_free(gm->nccl);
     free(gm->layers);
     free(gm->written);
     free(gm->tokens);
@@ -207,7 +274,12 @@ const struct model_kv *gpu_model_kv(const struct gpu_model *gm)
 
 struct gpu_model_stats gpu_model_stats(const struct gpu_model *gm)
 {
-    return gm->stats;
+    struct gpu_model_stats s = gm->stats;
+    struct nccl_stats n = {0};
+    if (gm->nccl)
+        nccl_stats(gm->nccl, &n);
+    s.all_reduces = n.all_reduces;
+    return s;
 }
 
 /* ---- a batch ---- */
@@ -244,10 +316,11 @@ static int check_batch(const struct gpu_model *gm, const struct model_batch *b, 
             return rc;
         rows += b->segments[i].n_tokens;
     }
-    if (rows > gm->o.max_rows || model_batch_outputs(b) > b->logits_rows)
+    uint32_t outputs = model_batch_outputs(b),
+             most = b->logits_rows < gm->o.max_outputs ? b->logits_rows : gm->o.max_outputs;
+    if (rows > gm->o.max_rows || outputs > most)
         return err_set(e, EINVAL, "a batch of %llu rows and %u outputs (at most %u and %u)",
-                       (unsigned long long)rows, model_batch_outputs(b), gm->o.max_rows,
-                       b->logits_rows);
+                       (unsigned long long)rows, outputs, gm->o.max_rows, most);
     return 0;
 }
 
@@ -339,18 +412,72 @@ static int announce(struct gpu_model *gm, const struct model_batch *b, struct er
     return 0;
 }
 
+static bool leads(const struct gpu_model *gm)
+{
+    return !gm->nccl || !gm->shard.tensor_rank;
+}
+
+/* Until the device is done; with other ranks the watchdog sees it as a collective. */
+static int await(struct gpu_model *gm, struct err *e)
+{
+    if (gm->nccl)
+        nccl_waiting(gm->nccl, true);
+    int rc = gm->g->ops->sync(gm->g, GPU_COMPUTE, e);
+    if (gm->nccl) {
+        nccl_waiting(gm->nccl, false);
+        int failed = nccl_failed(gm->nccl, e);
+        rc = failed ? failed : rc;
+    }
+    return rc;
+}
+
+/* The first `outputs` rows of `rows` computed ones: of the ranks' parts, one after another, each
+ * row's are put together. */
+static void join_parts(const struct gpu_model *gm, uint32_t rows, uint32_t outputs, float *out)
+{
+    const float *from = gm->logits;
+    for (uint32_t r = 0; r < gm->shard.tensor; r++) {
+        struct model_shard s = gm->shard;
+        struct model_part p;
+        s.tensor_rank = r;
+        model_part_of(&gm->c, &s, &p);
+        size_t n = p.vocab1 - p.vocab0;
+        for (uint32_t i = 0; i < outputs; i++)
+            memcpy(out + (size_t)i * gm->c.vocab + p.vocab0, from + i * n, n * sizeof *out);
+        from += rows * n;
+    }
+}
+
+/* Waits, and has logits of a step that computed `rows` of them. */
+static int take_logits(struct gpu_model *gm, uint32_t rows, uint32_t outputs, float *out,
+                       struct err *e)
+{
+    bool direct = !gm->nccl && rows == outputs;
+    gpu_ptr from = gm->nccl ? gm->w.gathered : gm->w.logits;
+    uint64_t bytes = (uint64_t)(gm->nccl ? rows : outputs) * gm->c.vocab * 4;
+    int rc = 0;
+    if (outputs && leads(gm))
+        rc = gm->g->ops->to_host(gm->g, GPU_COMPUTE, direct ? out : gm->logits, from, bytes, e);
+    if (rc == 0)
+        rc = await(gm, e);
+    if (rc < 0 || !outputs || !leads(gm) || direct)
+        return rc;
+    if (gm->nccl)
+        join_parts(gm, rows, outputs, out);
+    else
+        memcpy(out, gm->logits, bytes);
+    return 0;
+}
+
 static int run_eager(struct gpu_model *gm, const struct model_batch *b, const struct gpu_plan *p,
                      struct err *e)
 {
     int rc = tell(gm, p, e);
     if (rc == 0)
-        rc = gpu_step(gm, p, true, e);
+        rc = gpu_step(gm, p, e);
     if (rc == 0)
         rc = announce(gm, b, e);
-    if (rc == 0 && p->outputs)
-        rc = gm->g->ops->to_host(gm->g, GPU_COMPUTE, b->logits, gm->w.logits,
-                                 (uint64_t)p->outputs * gm->c.vocab * 4, e);
-    return rc == 0 ? gm->g->ops->sync(gm->g, GPU_COMPUTE, e) : rc;
+    return rc == 0 ? take_logits(gm, p->outputs, p->outputs, b->logits, e) : rc;
 }
 
 /* The graph size for a batch of single tokens that each give logits; GRAPH_SIZES: none. */
@@ -361,7 +488,8 @@ static uint32_t graph_of(const struct gpu_model *gm, const struct gpu_plan *p)
     uint32_t i = 0;
     while (i < GRAPH_SIZES && (1u << i) < p->rows)
         i++;
-    return i < GRAPH_SIZES && (1u << i) <= gm->o.max_sequences ? i : GRAPH_SIZES;
+    uint32_t rows = 1u << (i < GRAPH_SIZES ? i : 0);
+    return rows <= gm->o.max_sequences && rows <= gm->o.max_outputs ? i : GRAPH_SIZES;
 }
 
 /* Rows up to the graph's size: a token that nobody asked for, in a block that nobody has. */
@@ -385,7 +513,7 @@ static int capture(struct gpu_model *gm, const struct gpu_plan *p, uint32_t size
     int rc = gm->g->ops->capture_begin(gm->g, e);
     if (rc < 0)
         return rc;
-    rc = gpu_step(gm, p, false, e);
+    rc = gpu_step(gm, p, e);
     int end = gm->g->ops->capture_end(gm->g, &graph, rc < 0 ? NULL : e);
     if (rc < 0 || end < 0) {
         if (end == 0)
@@ -404,7 +532,7 @@ static int run_graph(struct gpu_model *gm, const struct model_batch *b, struct g
     pad(gm, p, 1u << size);
     int rc = tell(gm, p, e);
     if (rc == 0 && !gm->warm[size]) { /* the first time also finds the products' algorithms */
-        rc = gpu_step(gm, p, false, e);
+        rc = gpu_step(gm, p, e);
         gm->warm[size] = true;
     } else if (rc == 0) {
         if (!gm->graphs[size])
@@ -414,13 +542,9 @@ static int run_graph(struct gpu_model *gm, const struct model_batch *b, struct g
         gm->stats.graph_runs++;
     }
     if (rc == 0)
-        rc = gm->g->ops->to_host(gm->g, GPU_COMPUTE, gm->logits, gm->w.logits,
-                                 (uint64_t)outputs * gm->c.vocab * 4, e);
-    if (rc == 0)
-        rc = gm->g->ops->sync(gm->g, GPU_COMPUTE, e);
+        rc = take_logits(gm, p->outputs, outputs, b->logits, e);
     if (rc < 0)
         return rc;
-    memcpy(b->logits, gm->logits, (size_t)outputs * gm->c.vocab * 4);
     for (uint32_t l = 0; b->layer_done && l < gm->c.n_layers; l++)
         b->layer_done(b->ctx, l);
     return 0;
@@ -433,6 +557,7 @@ int gpu_model_forward(struct gpu_model *gm, const struct model_batch *b, struct 
         return rc;
     struct gpu_plan p = plan(gm, b);
     uint32_t size = graph_of(gm, &p);
+    p.record = size == GRAPH_SIZES;
     return size < GRAPH_SIZES ? run_graph(gm, b, &p, size, e) : run_eager(gm, b, &p, e);
 }
 
@@ -459,6 +584,16 @@ int gpu_model_read_piece(struct gpu_model *gm, uint32_t block, uint32_t layer, v
     return rc == 0 ? gm->g->ops->sync(gm->g, GPU_COPY, e) : rc;
 }
 
+int gpu_model_copy_block(struct gpu_model *gm, uint32_t from, uint32_t to, struct err *e)
+{
+    gpu_ptr a = 0, b = 0;
+    int rc = piece_at(gm, from, 0, &a, e);
+    rc = rc ? rc : piece_at(gm, to, 0, &b, e);
+    if (rc == 0 && gm->received_any) /* `from` may just have come */
+        rc = gm->g->ops->event_wait(gm->g, gm->received, GPU_COMPUTE, e);
+    return rc == 0 ? gm->g->ops->copy(gm->g, GPU_COMPUTE, b, a, gm->kv.block_bytes, e) : rc;
+}
+
 int gpu_model_write_piece(struct gpu_model *gm, uint32_t block, uint32_t layer, const void *from,
                           struct err *e)
 {
@@ -470,4 +605,42 @@ int gpu_model_write_piece(struct gpu_model *gm, uint32_t block, uint32_t layer, 
         rc = gm->g->ops->event_record(gm->g, gm->received, GPU_COPY, e);
     gm->received_any = true;
     return rc;
+}
+
+int gpu_model_fetch(struct gpu_model *gm, const uint32_t *blocks, uint32_t n, uint32_t from,
+                    uint32_t to, uint8_t *pool, struct err *e)
+{
+    gpu_ptr at = 0;
+    if (from >= to || to > gm->c.n_layers)
+        return err_set(e, EINVAL, "KV layers %u to %u of %u", from, to, gm->c.n_layers);
+    /* The last layer's event, and whatever graphs and copies of blocks have put there since. */
+    int rc = gm->g->ops->event_wait(gm->g, gm->written[to - 1], GPU_COPY, e);
+    if (rc == 0 && to - from > 1)
+        rc = await(gm, e);
+    for (uint32_t i = 0; i < n && rc == 0; i++) {
+        rc = piece_at(gm, blocks[i], from, &at, e);
+        if (rc == 0)
+            rc = gm->g->ops->to_host(gm->g, GPU_COPY,
+                                     pool + model_kv_piece_offset(&gm->kv, blocks[i], from), at,
+                                     (to - from) * gm->kv.piece_bytes, e);
+    }
+    return rc == 0 ? gm->g->ops->sync(gm->g, GPU_COPY, e) : rc;
+}
+
+int gpu_model_store(struct gpu_model *gm, const uint32_t *blocks, uint32_t n, const uint8_t *pool,
+                    struct err *e)
+{
+    gpu_ptr at = 0;
+    int rc = 0;
+    for (uint32_t i = 0; i < n && rc == 0; i++) {
+        rc = piece_at(gm, blocks[i], 0, &at, e);
+        if (rc == 0)
+            rc = gm->g->ops->to_device(gm->g, GPU_COPY, at,
+                                       pool + model_kv_piece_offset(&gm->kv, blocks[i], 0),
+                                       gm->kv.block_bytes, e);
+    }
+    if (rc == 0)
+        rc = gm->g->ops->event_record(gm->g, gm->received, GPU_COPY, e);
+    gm->received_any = true;
+    return rc == 0 ? gm->g->ops->sync(gm->g, GPU_COPY, e) : rc;
 }

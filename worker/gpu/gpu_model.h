@@ -1,16 +1,21 @@
-/* gpu_model.h: the forward pass of worker/model on a GPU. Weights are taken from the same image
- * (whole models only) and kept as bf16 on the device; activations between products are bf16, the
- * residual and all sums f32, the KV cache f16 in the layout of model.h, so that blocks move between
- * a GPU and a CPU worker as they are.
+/* gpu_model.h: the forward pass of worker/model on a GPU. Weights are taken from the same image and
+ * kept as bf16 on the device; activations between products are bf16, the residual and all sums f32,
+ * the KV cache f16 in the layout of model.h, so that blocks move between a GPU and a CPU worker as
+ * they are.
+ *
+ * A model may be a tensor rank's part (worker/model/shard.h): its sums over the ranks, two a layer
+ * and one for the embedding, and the parts of the logits go over NCCL on the compute stream; every
+ * rank makes the same calls.
  *
  * Results are near the CPU's, not equal to them (DESIGN.md §4.4: GPUs are bounded, not equal); on
  * one device a row's result does not depend on the other rows, except for the split of long decode
- * contexts, which depends on how many sequences decode together.
+ * contexts, which depends on how many sequences decode together, and for cuBLASLt, which may choose
+ * another algorithm for another number of rows.
  *
  * One thread owns a gpu_model, that of its gpu. Errors as in gpu.h; -EINVAL for a batch that is out
- * of range (then nothing was computed), -ENOTSUP for a model that these kernels do not have (latent
- * attention, heads of other sizes). Only batches of single tokens are captured as graphs, one for
- * each of a few sizes, from the second time on. */
+ * of range (then nothing was computed), -ENOTSUP for a model that these kernels do not have (heads
+ * of other sizes) or a part of layers, -EPIPE when the ranks' group has failed. Only batches of
+ * single tokens are captured as graphs, one for each of a few sizes, from the second time on. */
 #pragma once
 #include "kernels/cuda/gpu.h"
 #include "worker/model/model.h"
@@ -18,8 +23,11 @@
 struct gpu_model_options {
     uint32_t max_rows;      /* tokens of a batch, 1..65536 */
     uint32_t max_sequences; /* segments of a batch, 1..1024 */
-    uint32_t pool_blocks;   /* KV blocks on the device */
+    uint32_t pool_blocks;   /* KV blocks on the device; 0: gpu_model_pool follows */
+    uint32_t max_context;   /* tokens of a sequence; 0: the model's */
     uint32_t block_tokens;  /* 0: MODEL_BLOCK_TOKENS */
+    uint32_t max_outputs;   /* rows that give logits, 0: max_rows */
+    struct comm *tensor;    /* the ranks of a part; NULL: the whole model */
     bool no_graphs;
 };
 
@@ -28,6 +36,8 @@ struct gpu_model;
 int gpu_model_new(struct gpu *g, const struct model *m, const struct gpu_model_options *o,
                   struct gpu_model **out, struct err *e) MUST_CHECK;
 void gpu_model_free(struct gpu_model *gm);
+/* The pool, once it is known how much memory is left (gpu_info, free_bytes). */
+int gpu_model_pool(struct gpu_model *gm, uint32_t blocks, struct err *e) MUST_CHECK;
 const struct model_kv *gpu_model_kv(const struct gpu_model *gm);
 
 /* As model_forward: `b->logits` is host memory. layer_done is called when the device has written
@@ -38,12 +48,24 @@ int gpu_model_forward(struct gpu_model *gm, const struct model_batch *b, struct 
  * waits for that layer only, on the copy stream, beside the computation. */
 int gpu_model_read_piece(struct gpu_model *gm, uint32_t block, uint32_t layer, void *out,
                          struct err *e) MUST_CHECK;
+/* A block's content, before the next forward. */
+int gpu_model_copy_block(struct gpu_model *gm, uint32_t from, uint32_t to,
+                         struct err *e) MUST_CHECK;
 /* On the copy stream; the next forward waits for it. */
 int gpu_model_write_piece(struct gpu_model *gm, uint32_t block, uint32_t layer, const void *from,
                           struct err *e) MUST_CHECK;
 
+/* Layers [from, to) of blocks into `pool`, host memory of the cache's layout; returns when they are
+ * there. In layer_done of `from`, with one layer: as above. */
+int gpu_model_fetch(struct gpu_model *gm, const uint32_t *blocks, uint32_t n, uint32_t from,
+                    uint32_t to, uint8_t *pool, struct err *e) MUST_CHECK;
+/* Whole blocks out of `pool`; returns when it may be written again. */
+int gpu_model_store(struct gpu_model *gm, const uint32_t *blocks, uint32_t n, const uint8_t *pool,
+                    struct err *e) MUST_CHECK;
+
 struct gpu_model_stats {
     uint64_t weight_bytes, kv_bytes, work_bytes; /* on the device */
     uint64_t graph_runs, graphs;
+    uint64_t all_reduces; /* put on the stream */
 };
 struct gpu_model_stats gpu_model_stats(const struct gpu_model *gm);

@@ -16,13 +16,17 @@ struct gpu_layer {
     struct gpu_matrix router, expert_gate_up, expert_down; /* of all experts, one after another */
     gpu_ptr attn_norm, ffn_norm, post_attn, post_ffn;      /* 0: there is none */
     gpu_ptr q_norm, k_norm, bias, router_bias;
+    struct gpu_matrix q_a, q_b, kv_a, k_up, v_up; /* latent attention; k_up, v_up: of all heads */
+    gpu_ptr q_a_norm, kv_a_norm;
 };
 
 /* Memory of a step, by what it holds; sized for max_rows. */
 struct gpu_work {
     gpu_ptr tokens, positions, sequences, tables, tiles, take; /* what a step is told */
     gpu_ptr h, x, qkv, q, att, out, wide, act;                 /* rows */
+    gpu_ptr q_a, kv_a, q_nope, values;                         /* latent attention */
     gpu_ptr part, part_ml, logits;
+    gpu_ptr gathered; /* the ranks' parts of the logits, at rank 0 */
     gpu_ptr scores, ids, weights, counts, place, row_of, expert_of; /* experts */
     gpu_ptr places_wide, places_act, places_out;
 };
@@ -30,11 +34,16 @@ struct gpu_work {
 struct gpu_plan {               /* a batch in the order the device computes it */
     uint32_t rows, decode_rows; /* single tokens first */
     uint32_t tiles, outputs, sequences, max_tokens;
+    bool record; /* an event a layer, when its KV is written */
 };
 
 struct gpu_model {
     struct gpu *g;
     struct model_config c;
+    struct model_shard shard;
+    struct model_part part;
+    uint32_t heads, kv_heads, d_ff, d_shared, d_expert, experts, vocab; /* of the part */
+    struct nccl *nccl;                                                  /* NULL: one rank */
     struct model_kv kv;
     struct gpu_model_options o;
     struct gpu_matrix embed, head;
@@ -50,7 +59,7 @@ struct gpu_model {
     uint32_t *tokens, *positions, *sequences, *tables, *take,
         *out_of; /* out_of: row of an output */
     struct attn_tile *tiles;
-    float *logits; /* [max_sequences, vocab] of a padded graph */
+    float *logits; /* of a graph, which are padded; of the ranks, one after another */
     struct gpu_model_stats stats;
 };
 
@@ -59,5 +68,5 @@ int gpu_weights_load(struct gpu_model *gm, const struct model *m, struct err *e)
 int gpu_alloc(struct gpu_model *gm, uint64_t bytes, bool kept, gpu_ptr *out,
               struct err *e) MUST_CHECK;
 
-/* gpu_step.c: puts a step's kernels on the compute stream. `record`: an event a layer. */
-int gpu_step(struct gpu_model *gm, const struct gpu_plan *p, bool record, struct err *e) MUST_CHECK;
+/* gpu_step.c: puts a step's kernels on the compute stream. */
+int gpu_step(struct gpu_model *gm, const struct gpu_plan *p, struct err *e) MUST_CHECK;

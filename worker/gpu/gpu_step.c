@@ -1,5 +1,6 @@
 /* One step's kernels, in order, on the compute stream. Its arguments are the same whatever the
  * batch holds (that lies in device memory), so a step of a given shape can be captured. */
+#include "worker/comm/nccl.h"
 #include "worker/gpu/gpu_model_int.h"
 
 #include <errno.h>
@@ -14,6 +15,23 @@ static int product(struct gpu_model *gm, gpu_ptr x, const struct gpu_matrix *w, 
                           .n = w->rows,
                           .k = w->cols};
     return gpu_gemm(gm->g, &a, e);
+}
+
+/* The ranks' parts of y, n floats, are added up. */
+static int sum(struct gpu_model *gm, gpu_ptr y, uint64_t n, struct err *e)
+{
+    return gm->nccl ? nccl_all_reduce(gm->nccl, y, n, gm->g->ops->stream(gm->g, GPU_COMPUTE), e)
+                    : 0;
+}
+
+/* A product whose columns are cut: of this rank's columns, which may be none, then the sum. */
+static int product_sum(struct gpu_model *gm, gpu_ptr x, const struct gpu_matrix *w, uint32_t rows,
+                       struct err *e)
+{
+    uint64_t n = (uint64_t)rows * gm->c.d_model;
+    int rc = w->at ? product(gm, x, w, gm->w.out, rows, e)
+                   : gm->g->ops->zero(gm->g, GPU_COMPUTE, gm->w.out, n * 4, e);
+    return rc == 0 ? sum(gm, gm->w.out, n, e) : rc;
 }
 
 /* h += [post-norm of] y; x = norm of h, ready for the next product. y and w may be 0. */
@@ -55,8 +73,8 @@ static int rotate(struct gpu_model *gm, const struct gpu_plan *p, uint32_t layer
                           .sequences = GPU_AS(const uint32_t, gm->w.sequences),
                           .q = GPU_AS(uint16_t, gm->w.q),
                           .kv = view(gm, layer),
-                          .heads = gm->c.n_heads,
-                          .kv_heads = gm->c.n_kv_heads,
+                          .heads = gm->heads,
+                          .kv_heads = gm->kv_heads,
                           .dim = gm->c.head_dim,
                           .dims = gm->c.rope_dims,
                           .eps = gm->c.norm_eps,
@@ -69,6 +87,7 @@ static int attention(struct gpu_model *gm, const struct gpu_plan *p, uint32_t la
 {
     const struct model_config *c = &gm->c;
     uint32_t window = model_layer_is_local(c, layer) ? c->sliding_window : 0;
+    uint32_t group = c->n_heads / c->n_kv_heads;
     int rc = 0;
     if (p->decode_rows) {
         struct decode_attention_args a = {.q = GPU_AS(const uint16_t, gm->w.q),
@@ -78,10 +97,12 @@ static int attention(struct gpu_model *gm, const struct gpu_plan *p, uint32_t la
                                           .part = GPU_AS(float, gm->w.part),
                                           .part_ml = GPU_AS(float, gm->w.part_ml),
                                           .kv = view(gm, layer),
-                                          .heads = c->n_heads,
-                                          .kv_heads = c->n_kv_heads,
+                                          .heads = gm->heads,
+                                          .kv_heads = gm->kv_heads,
+                                          .first = gm->part.q0 % group,
+                                          .group = group,
                                           .window = window};
-        uint32_t splits = gpu_decode_splits(gm->g, p->decode_rows, c->n_kv_heads, p->max_tokens);
+        uint32_t splits = gpu_decode_splits(gm->g, p->decode_rows, gm->kv_heads, p->max_tokens);
         rc = gpu_decode_attention(gm->g, &a, p->decode_rows, c->head_dim, splits, e);
     }
     if (rc == 0 && p->tiles) {
@@ -89,13 +110,120 @@ static int attention(struct gpu_model *gm, const struct gpu_plan *p, uint32_t la
                                            .out = GPU_AS(uint16_t, gm->w.att),
                                            .tiles = GPU_AS(const struct attn_tile, gm->w.tiles),
                                            .kv = view(gm, layer),
-                                           .heads = c->n_heads,
-                                           .kv_heads = c->n_kv_heads,
+                                           .heads = gm->heads,
+                                           .kv_heads = gm->kv_heads,
+                                           .first = gm->part.q0 % group,
+                                           .group = group,
                                            .window = window};
         rc = gpu_prefill_attention(gm->g, &a, p->tiles, c->head_dim, e);
     }
     return rc;
 }
+
+/* ---- latent attention ---- */
+
+/* Queries (by way of their own latent where the model has one) and the rows' latents. */
+static int latent_project(struct gpu_model *gm, const struct gpu_layer *l, uint32_t rows,
+                          struct err *e)
+{
+    int rc = product(gm, gm->w.x, &l->kv_a, gm->w.kv_a, rows, e);
+    if (rc == 0 && !l->q_a.at)
+        return product(gm, gm->w.x, &l->q_b, gm->w.qkv, rows, e);
+    if (rc == 0)
+        rc = product(gm, gm->w.x, &l->q_a, gm->w.q_a, rows, e);
+    struct add_norm_args a = {.h = GPU_AS(float, gm->w.q_a),
+                              .w = GPU_AS(const float, l->q_a_norm),
+                              .x = GPU_AS(uint16_t, gm->w.x),
+                              .d = gm->c.mla.q_rank,
+                              .eps = gm->c.norm_eps};
+    if (rc == 0)
+        rc = gpu_add_norm(gm->g, &a, rows, e);
+    return rc == 0 ? product(gm, gm->w.x, &l->q_b, gm->w.qkv, rows, e) : rc;
+}
+
+static int latent_prepare(struct gpu_model *gm, const struct gpu_plan *p, uint32_t layer,
+                          struct err *e)
+{
+    const struct model_config *c = &gm->c;
+    const struct gpu_layer *l = &gm->layers[layer];
+    struct mla_prepare_args a = {.q = GPU_AS(const float, gm->w.qkv),
+                                 .kv_a = GPU_AS(const float, gm->w.kv_a),
+                                 .norm = GPU_AS(const float, l->kv_a_norm),
+                                 .cs = GPU_AS(const float, gm->cs_global),
+                                 .positions = GPU_AS(const uint32_t, gm->w.positions),
+                                 .sequences = GPU_AS(const uint32_t, gm->w.sequences),
+                                 .q_nope = GPU_AS(uint16_t, gm->w.q_nope),
+                                 .q_out = GPU_AS(uint16_t, gm->w.q),
+                                 .kv = view(gm, layer),
+                                 .heads = gm->heads,
+                                 .nope = c->mla.nope,
+                                 .latent = c->mla.rank,
+                                 .rope = c->rope_dims,
+                                 .neox = c->rope_neox,
+                                 .eps = c->norm_eps,
+                                 .scale = c->attn_scale};
+    struct head_gemm_args up = {.a = GPU_AS(const uint16_t, gm->w.q_nope),
+                                .b = GPU_AS(const uint16_t, l->k_up.at),
+                                .out = GPU_AS(uint16_t, gm->w.q),
+                                .m = p->rows,
+                                .n = c->mla.rank,
+                                .k = c->mla.nope,
+                                .lda = gm->heads * c->mla.nope,
+                                .a_head = c->mla.nope,
+                                .ldo = gm->heads * c->head_dim,
+                                .o_head = c->head_dim,
+                                .f16 = true,
+                                .scale = c->attn_scale};
+    int rc = gpu_mla_prepare(gm->g, &a, p->rows, e);
+    return rc == 0 ? gpu_head_gemm(gm->g, &up, gm->heads, e) : rc;
+}
+
+/* Single tokens split over the context; rows of prompts through the same kernel, one split each. */
+static int latent_attend(struct gpu_model *gm, const struct gpu_plan *p, uint32_t layer,
+                         struct err *e)
+{
+    const struct model_config *c = &gm->c;
+    uint32_t blocks = (gm->heads + MLA_HEADS - 1) / MLA_HEADS, done = p->decode_rows;
+    uint32_t splits = done ? gpu_decode_splits(gm->g, done, blocks, p->max_tokens) : 1;
+    struct mla_decode_args a = {.q = GPU_AS(const uint16_t, gm->w.q),
+                                .positions = GPU_AS(const uint32_t, gm->w.positions),
+                                .sequences = GPU_AS(const uint32_t, gm->w.sequences),
+                                .out = GPU_AS(uint16_t, gm->w.att),
+                                .part = GPU_AS(float, gm->w.part),
+                                .part_ml = GPU_AS(float, gm->w.part_ml),
+                                .kv = view(gm, layer),
+                                .heads = gm->heads};
+    int rc = 0;
+    if (done)
+        rc = gpu_mla_decode(gm->g, &a, done, c->mla.rank, c->rope_dims, splits, e);
+    if (rc < 0 || done == p->rows)
+        return rc;
+    a.q += (size_t)done * gm->heads * c->head_dim;
+    a.out += (size_t)done * gm->heads * c->mla.rank;
+    a.positions += done;
+    a.sequences += done;
+    return gpu_mla_decode(gm->g, &a, p->rows - done, c->mla.rank, c->rope_dims, 1, e);
+}
+
+static int latent_values(struct gpu_model *gm, const struct gpu_layer *l, uint32_t rows,
+                         struct err *e)
+{
+    const struct model_mla *m = &gm->c.mla;
+    struct head_gemm_args a = {.a = GPU_AS(const uint16_t, gm->w.att),
+                               .b = GPU_AS(const uint16_t, l->v_up.at),
+                               .out = GPU_AS(uint16_t, gm->w.values),
+                               .m = rows,
+                               .n = m->v,
+                               .k = m->rank,
+                               .lda = gm->heads * m->rank,
+                               .a_head = m->rank,
+                               .ldo = gm->heads * m->v,
+                               .o_head = m->v,
+                               .scale = 1};
+    return gpu_head_gemm(gm->g, &a, gm->heads, e);
+}
+
+/* ---- feed-forward ---- */
 
 static int gate(struct gpu_model *gm, gpu_ptr wide, gpu_ptr act, uint32_t rows, uint32_t n,
                 struct err *e)
@@ -107,13 +235,13 @@ static int gate(struct gpu_model *gm, gpu_ptr wide, gpu_ptr act, uint32_t rows, 
     return gpu_gated(gm->g, &a, rows, e);
 }
 
-/* The dense part, or the shared experts: into `out`. */
+/* The dense part, or the shared experts, up to their last product. */
 static int dense(struct gpu_model *gm, const struct gpu_layer *l, uint32_t rows, struct err *e)
 {
+    if (!l->gate_up.at)
+        return 0;
     int rc = product(gm, gm->w.x, &l->gate_up, gm->w.wide, rows, e);
-    if (rc == 0)
-        rc = gate(gm, gm->w.wide, gm->w.act, rows, l->gate_up.rows / 2, e);
-    return rc == 0 ? product(gm, gm->w.act, &l->down, gm->w.out, rows, e) : rc;
+    return rc == 0 ? gate(gm, gm->w.wide, gm->w.act, rows, l->gate_up.rows / 2, e) : rc;
 }
 
 static int choose(struct gpu_model *gm, const struct gpu_layer *l, uint32_t rows, struct err *e)
@@ -138,8 +266,9 @@ static int choose(struct gpu_model *gm, const struct gpu_layer *l, uint32_t rows
                                .expert_of = GPU_AS(uint32_t, gm->w.expert_of),
                                .n = rows * m->used,
                                .top_k = m->used,
-                               .experts = m->experts,
-                               .places = gpu_moe_places(rows * m->used, m->experts)};
+                               .experts = gm->experts,
+                               .first = gm->part.expert0,
+                               .places = gpu_moe_places(rows * m->used, gm->experts)};
     int rc = product(gm, gm->w.x, &l->router, gm->w.scores, rows, e);
     if (rc == 0)
         rc = gpu_moe_gate(gm->g, &a, rows, e);
@@ -159,52 +288,109 @@ static int grouped(struct gpu_model *gm, gpu_ptr x, gpu_ptr row_of, const struct
     return gpu_grouped_gemm(gm->g, &a, places, e);
 }
 
+static int routed(struct gpu_model *gm, const struct gpu_layer *l, uint32_t rows, struct err *e)
+{
+    uint32_t places = gpu_moe_places(rows * gm->c.moe.used, gm->experts);
+    int rc = grouped(gm, gm->w.x, gm->w.row_of, &l->expert_gate_up, gm->w.places_wide, places, e);
+    if (rc == 0)
+        rc = gate(gm, gm->w.places_wide, gm->w.places_act, places, gm->d_expert, e);
+    return rc == 0 ? grouped(gm, gm->w.places_act, 0, &l->expert_down, gm->w.places_out, places, e)
+                   : rc;
+}
+
 static int experts(struct gpu_model *gm, const struct gpu_layer *l, uint32_t rows, struct err *e)
 {
-    const struct model_moe *m = &gm->c.moe;
-    uint32_t places = gpu_moe_places(rows * m->used, m->experts);
-    bool shared = l->gate_up.at != 0;
-    int rc = choose(gm, l, rows, e);
+    bool shared = l->down.at != 0, any = gm->experts && gm->d_expert;
+    uint64_t n = (uint64_t)rows * gm->c.d_model;
+    int rc = any ? choose(gm, l, rows, e) : 0;
     if (rc == 0 && shared)
         rc = dense(gm, l, rows, e);
-    if (rc == 0)
-        rc = grouped(gm, gm->w.x, gm->w.row_of, &l->expert_gate_up, gm->w.places_wide, places, e);
-    if (rc == 0)
-        rc = gate(gm, gm->w.places_wide, gm->w.places_act, places, m->d_expert, e);
-    if (rc == 0)
-        rc = grouped(gm, gm->w.places_act, 0, &l->expert_down, gm->w.places_out, places, e);
+    if (rc == 0 && shared)
+        rc = product(gm, gm->w.act, &l->down, gm->w.out, rows, e);
+    if (rc == 0 && any)
+        rc = routed(gm, l, rows, e);
     struct combine_args a = {.c = GPU_AS(const float, gm->w.places_out),
                              .weights = GPU_AS(const float, gm->w.weights),
                              .shared = shared ? GPU_AS(const float, gm->w.out) : NULL,
                              .place = GPU_AS(const uint32_t, gm->w.place),
                              .y = GPU_AS(float, gm->w.out),
                              .d = gm->c.d_model,
-                             .top_k = m->used};
-    return rc == 0 ? gpu_combine(gm->g, &a, rows, e) : rc;
+                             .top_k = gm->c.moe.used};
+    if (rc == 0 && any)
+        rc = gpu_combine(gm->g, &a, rows, e);
+    else if (rc == 0 && !shared)
+        rc = gm->g->ops->zero(gm->g, GPU_COMPUTE, gm->w.out, n * 4, e);
+    return rc == 0 ? sum(gm, gm->w.out, n, e) : rc;
 }
 
-static int layer(struct gpu_model *gm, const struct gpu_plan *p, uint32_t i, bool record,
-                 struct err *e)
+/* ---- layers ---- */
+
+/* Up to what the output product takes. A rank without heads has nothing to do. */
+static int attend(struct gpu_model *gm, const struct gpu_plan *p, uint32_t i, struct err *e)
+{
+    const struct gpu_layer *l = &gm->layers[i];
+    int rc = 0;
+    if (gm->heads && gm->c.mla.rank) {
+        rc = latent_project(gm, l, p->rows, e);
+        rc = rc ? rc : latent_prepare(gm, p, i, e);
+    } else if (gm->heads) {
+        rc = product(gm, gm->w.x, &l->qkv, gm->w.qkv, p->rows, e);
+        rc = rc ? rc : rotate(gm, p, i, e);
+    }
+    if (rc == 0 && p->record)
+        rc = gm->g->ops->event_record(gm->g, gm->written[i], GPU_COMPUTE, e);
+    if (rc < 0 || !gm->heads)
+        return rc;
+    if (!gm->c.mla.rank)
+        return attention(gm, p, i, e);
+    rc = latent_attend(gm, p, i, e);
+    return rc == 0 ? latent_values(gm, l, p->rows, e) : rc;
+}
+
+static int layer(struct gpu_model *gm, const struct gpu_plan *p, uint32_t i, struct err *e)
 {
     const struct gpu_layer *l = &gm->layers[i];
     gpu_ptr post = i ? gm->layers[i - 1].post_ffn : 0;
     int rc = norm(gm, i ? gm->w.out : 0, post, l->attn_norm, p->rows, e);
     if (rc == 0)
-        rc = product(gm, gm->w.x, &l->qkv, gm->w.qkv, p->rows, e);
+        rc = attend(gm, p, i, e);
     if (rc == 0)
-        rc = rotate(gm, p, i, e);
-    if (rc == 0 && record)
-        rc = gm->g->ops->event_record(gm->g, gm->written[i], GPU_COMPUTE, e);
-    if (rc == 0)
-        rc = attention(gm, p, i, e);
-    if (rc == 0)
-        rc = product(gm, gm->w.att, &l->o, gm->w.out, p->rows, e);
+        rc = product_sum(gm, gm->c.mla.rank ? gm->w.values : gm->w.att, &l->o, p->rows, e);
     if (rc == 0)
         rc = norm(gm, gm->w.out, l->post_attn, l->ffn_norm, p->rows, e);
     if (rc < 0)
         return rc;
-    return model_layer_has_experts(&gm->c, i) ? experts(gm, l, p->rows, e)
-                                              : dense(gm, l, p->rows, e);
+    if (model_layer_has_experts(&gm->c, i))
+        return experts(gm, l, p->rows, e);
+    rc = dense(gm, l, p->rows, e);
+    return rc == 0 ? product_sum(gm, gm->w.act, &l->down, p->rows, e) : rc;
+}
+
+/* Every rank's part of the logits to the first one. */
+static int gather(struct gpu_model *gm, uint32_t rows, struct err *e)
+{
+    struct nccl_flow flows[MODEL_RANKS_MAX];
+    void *stream = gm->g->ops->stream(gm->g, GPU_COMPUTE);
+    uint64_t at = 0, mine = (uint64_t)rows * gm->vocab * 4;
+    uint32_t n = 0;
+    if (!gm->nccl)
+        return 0;
+    if (gm->shard.tensor_rank) {
+        flows[n++] = (struct nccl_flow){0, true, gm->w.logits, mine};
+        return nccl_exchange(gm->nccl, flows, n, stream, e);
+    }
+    for (uint32_t r = 0; r < gm->shard.tensor; r++) {
+        struct model_shard s = gm->shard;
+        struct model_part p;
+        s.tensor_rank = r;
+        model_part_of(&gm->c, &s, &p);
+        uint64_t bytes = (uint64_t)rows * (p.vocab1 - p.vocab0) * 4;
+        if (r)
+            flows[n++] = (struct nccl_flow){r, false, gm->w.gathered + at, bytes};
+        at += bytes;
+    }
+    int rc = mine ? gm->g->ops->copy(gm->g, GPU_COMPUTE, gm->w.gathered, gm->w.logits, mine, e) : 0;
+    return rc == 0 ? nccl_exchange(gm->nccl, flows, n, stream, e) : rc;
 }
 
 static int outputs(struct gpu_model *gm, const struct gpu_plan *p, struct err *e)
@@ -219,18 +405,24 @@ static int outputs(struct gpu_model *gm, const struct gpu_plan *p, struct err *e
                               .d = gm->c.d_model,
                               .eps = gm->c.norm_eps};
     rc = gpu_add_norm(gm->g, &a, p->outputs, e);
-    return rc == 0 ? product(gm, gm->w.x, &gm->head, gm->w.logits, p->outputs, e) : rc;
+    if (rc == 0 && gm->vocab)
+        rc = product(gm, gm->w.x, &gm->head, gm->w.logits, p->outputs, e);
+    return rc == 0 ? gather(gm, p->outputs, e) : rc;
 }
 
-int gpu_step(struct gpu_model *gm, const struct gpu_plan *p, bool record, struct err *e)
+int gpu_step(struct gpu_model *gm, const struct gpu_plan *p, struct err *e)
 {
     struct embed_args a = {.h = GPU_AS(float, gm->w.h),
                            .table = GPU_AS(const uint16_t, gm->embed.at),
                            .tokens = GPU_AS(const uint32_t, gm->w.tokens),
                            .d = gm->c.d_model,
+                           .first = gm->part.vocab0,
+                           .n = gm->vocab,
                            .scale = gm->c.embed_scale};
     int rc = gpu_embed(gm->g, &a, p->rows, e);
+    if (rc == 0)
+        rc = sum(gm, gm->w.h, (uint64_t)p->rows * gm->c.d_model, e);
     for (uint32_t i = 0; i < gm->c.n_layers && rc == 0; i++)
-        rc = layer(gm, p, i, record, e);
+        rc = layer(gm, p, i, e);
     return rc == 0 ? outputs(gm, p, e) : rc;
 }

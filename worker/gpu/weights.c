@@ -60,19 +60,18 @@ static int upload_one(struct gpu_model *gm, const struct model *m, const struct 
     return upload(gm, m, &en, 1, out, e);
 }
 
-/* Stacks of matrices, of each expert a `rows` x cols piece of each. */
-static int upload_experts(struct gpu_model *gm, const struct model *m,
-                          const struct image_entry *const *en, uint32_t n, uint32_t rows,
-                          struct gpu_matrix *out, struct err *e)
+/* Stacks of `parts` matrices (of experts, of heads), of each a `rows` x cols piece of each. */
+static int upload_stacks(struct gpu_model *gm, const struct model *m,
+                         const struct image_entry *const *en, uint32_t n, uint32_t parts,
+                         uint32_t rows, struct gpu_matrix *out, struct err *e)
 {
-    uint32_t experts = gm->c.moe.experts;
     *out = (struct gpu_matrix){.rows = rows * n, .cols = en[0]->cols};
     uint64_t piece = (uint64_t)rows * out->cols * 2;
-    int rc = gpu_alloc(gm, piece * n * experts, true, &out->at, e);
-    for (uint32_t x = 0; x < experts; x++)
+    int rc = gpu_alloc(gm, piece * n * parts, true, &out->at, e);
+    for (uint32_t x = 0; x < parts; x++)
         for (uint32_t i = 0; i < n && rc == 0; i++)
             rc = upload_rows(gm, m, en[i], rows, x, out->at + ((uint64_t)x * n + i) * piece, e);
-    gm->stats.weight_bytes += piece * n * experts;
+    gm->stats.weight_bytes += piece * n * parts;
     return rc;
 }
 
@@ -93,7 +92,7 @@ static int upload_bias(struct gpu_model *gm, const struct model *m, uint32_t lay
 {
     const struct model_config *c = &gm->c;
     static const enum image_layer_slot slots[] = {SLOT_Q_BIAS, SLOT_K_BIAS, SLOT_V_BIAS};
-    uint32_t q = c->n_heads * c->head_dim, kv = c->n_kv_heads * c->head_dim, at = 0;
+    uint32_t q = gm->heads * c->head_dim, kv = gm->kv_heads * c->head_dim, at = 0;
     float *all = xmalloc((q + 2 * kv) * sizeof *all);
     for (int i = 0; i < 3; i++) {
         uint32_t n = i ? kv : q;
@@ -121,8 +120,10 @@ static int load_vectors(struct gpu_model *gm, const struct model *m, uint32_t la
         {SLOT_Q_NORM, c->head_dim, &l->q_norm},
         {SLOT_K_NORM, c->head_dim, &l->k_norm},
         {SLOT_ROUTER_BIAS, c->moe.experts, &l->router_bias},
+        {SLOT_Q_A_NORM, c->mla.q_rank, &l->q_a_norm},
+        {SLOT_KV_A_NORM, c->mla.rank, &l->kv_a_norm},
     };
-    int rc = c->qkv_bias ? upload_bias(gm, m, layer, l, e) : 0;
+    int rc = c->qkv_bias && gm->heads ? upload_bias(gm, m, layer, l, e) : 0;
     for (size_t i = 0; i < sizeof vectors / sizeof *vectors && rc == 0; i++)
         rc = upload_floats(gm, image_vec(m, image_layer(m, layer, vectors[i].slot)), vectors[i].n,
                            vectors[i].to, e);
@@ -146,9 +147,26 @@ static int load_ffn(struct gpu_model *gm, const struct model *m, uint32_t layer,
                                            image_layer(m, layer, SLOT_EXPERT_UP)},
                              *down = image_layer(m, layer, SLOT_EXPERT_DOWN);
     rc = upload_one(gm, m, image_layer(m, layer, SLOT_ROUTER), &l->router, e);
+    if (rc < 0 || !gm->experts || !gm->d_expert)
+        return rc;
+    rc = upload_stacks(gm, m, experts, 2, gm->experts, gm->d_expert, &l->expert_gate_up, e);
+    return rc == 0 ? upload_stacks(gm, m, &down, 1, gm->experts, gm->c.d_model, &l->expert_down, e)
+                   : rc;
+}
+
+static int load_latent(struct gpu_model *gm, const struct model *m, uint32_t layer,
+                       struct gpu_layer *l, struct err *e)
+{
+    const struct image_entry *k_up = image_layer(m, layer, SLOT_K_UP),
+                             *v_up = image_layer(m, layer, SLOT_V_UP);
+    int rc = upload_one(gm, m, image_layer(m, layer, SLOT_Q), &l->q_b, e);
+    if (rc == 0 && gm->c.mla.q_rank)
+        rc = upload_one(gm, m, image_layer(m, layer, SLOT_Q_A), &l->q_a, e);
     if (rc == 0)
-        rc = upload_experts(gm, m, experts, 2, gm->c.moe.d_expert, &l->expert_gate_up, e);
-    return rc == 0 ? upload_experts(gm, m, &down, 1, gm->c.d_model, &l->expert_down, e) : rc;
+        rc = upload_one(gm, m, image_layer(m, layer, SLOT_KV_A), &l->kv_a, e);
+    if (rc == 0)
+        rc = upload_stacks(gm, m, &k_up, 1, gm->heads, gm->c.mla.rank, &l->k_up, e);
+    return rc == 0 ? upload_stacks(gm, m, &v_up, 1, gm->heads, gm->c.mla.v, &l->v_up, e) : rc;
 }
 
 static int load_layer(struct gpu_model *gm, const struct model *m, uint32_t layer, struct err *e)
@@ -156,8 +174,12 @@ static int load_layer(struct gpu_model *gm, const struct model *m, uint32_t laye
     struct gpu_layer *l = &gm->layers[layer];
     const struct image_entry *qkv[] = {image_layer(m, layer, SLOT_Q), image_layer(m, layer, SLOT_K),
                                        image_layer(m, layer, SLOT_V)};
-    int rc = upload(gm, m, qkv, 3, &l->qkv, e);
-    if (rc == 0)
+    int rc = 0;
+    if (gm->heads && gm->c.mla.rank)
+        rc = load_latent(gm, m, layer, l, e);
+    else if (gm->heads)
+        rc = upload(gm, m, qkv, 3, &l->qkv, e);
+    if (rc == 0 && gm->heads)
         rc = upload_one(gm, m, image_layer(m, layer, SLOT_O), &l->o, e);
     if (rc == 0)
         rc = load_vectors(gm, m, layer, l, e);
@@ -198,9 +220,9 @@ static int load_ropes(struct gpu_model *gm, const struct model *m, struct err *e
 int gpu_weights_load(struct gpu_model *gm, const struct model *m, struct err *e)
 {
     gm->layers = xcalloc(gm->c.n_layers, sizeof *gm->layers);
-    int rc = upload_one(gm, m, image_global(m, SLOT_EMBED), &gm->embed, e);
+    int rc = gm->vocab ? upload_one(gm, m, image_global(m, SLOT_EMBED), &gm->embed, e) : 0;
     gm->head = gm->embed;
-    if (rc == 0 && !gm->c.tied) {
+    if (rc == 0 && gm->vocab && !gm->c.tied) {
         gm->head = (struct gpu_matrix){0};
         rc = upload_one(gm, m, image_global(m, SLOT_OUTPUT), &gm->head, e);
     }

@@ -1,19 +1,34 @@
-/* emu_device.h: a gpu (kernels/cuda/gpu.h) whose device is this CPU: memory is the heap's, kernels
- * run by the emulation, in the order in which a real device could run them. Work put on a stream is
- * kept and carried out as late as possible (at a sync, or when an event that it records is waited
- * for), so that host code that forgets to wait reads what was there before. */
+/* emu_device.h: a gpu (kernels/cuda/gpu.h) whose driver is the stand-in of libcuda.cc, which the
+ * tests are linked with: driver.c finds it by its name, libcuda.so.1. */
 #pragma once
-#ifdef __cplusplus
-extern "C" {
-#endif
-#include "kernels/cuda/gpu.h"
+#include <stdint.h>
+#include <stdlib.h>
 
-struct gpu *emu_device_new(uint32_t sm_count);
-/* Work that ran so far. */
+/* Work that ran so far, of all devices; `captured`: put into graphs. */
 struct emu_counts {
     uint64_t launches, copies, graphs, captured;
 };
-struct emu_counts emu_device_counts(const struct gpu *g);
 #ifdef __cplusplus
+extern "C" struct emu_counts emu_device_counts(void);
+#else
+#include "kernels/cuda/gpu.h"
+
+#include <stdio.h>
+
+struct emu_counts emu_device_counts(void);
+
+static inline struct gpu *emu_device_new(unsigned sms)
+{
+    char text[16];
+    struct gpu *g = NULL;
+    struct err e = {0};
+    snprintf(text, sizeof text, "%u", sms);
+    setenv("EMU_SMS", text, 1);
+    setenv("BATON_CUBLASLT", "0", 1); /* it would want a real device */
+    if (gpu_open(0, &g, &e)) {
+        fprintf(stderr, "%s\n", e.msg);
+        abort();
+    }
+    return g;
 }
 #endif
