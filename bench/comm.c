@@ -1,10 +1,10 @@
 /* All-reduce and all-to-all between rank processes of this host, by size and number of ranks,
- * beside the time that copying the same bytes once takes. More ranks than cores take turns: then
- * what is measured is switching between them. CPU time a call is rank 0's own, waiting asleep left
- * out.
+ * beside the CPU time that copying the same bytes once takes. More ranks than cores take turns:
+ * then what is measured is switching between them. CPU time a call is rank 0's own, waiting asleep
+ * left out.
  *
  * Columns: us a call, median and best; GB/s a rank moves (all-reduce: 2 (n-1)/n of the
- * bytes, all-to-all: (n-1)/n), CPU us, memcpy us of the same bytes. */
+ * bytes, all-to-all: (n-1)/n), CPU us, CPU us of a memcpy of the same bytes. */
 #include "lib/base/clock.h"
 #include "worker/layout/local.h"
 
@@ -12,9 +12,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CALLS 100u
+#define CALLS       100u
+#define CALLS_LEAST 5u
+#define MOVED       (64u << 20)
 
-static const size_t sizes[] = {512, 2304, 16384, 262144, 1048576, 4194304};
+static const size_t sizes[] = {1u << 10, 4u << 10, 16u << 10, 64u << 10, 256u << 10,
+                               1u << 20, 4u << 20, 16u << 20, 64u << 20};
 #define SIZES (sizeof sizes / sizeof *sizes)
 
 enum kind { ALL_REDUCE, ALL_TO_ALL };
@@ -36,10 +39,10 @@ static double copy_us(size_t bytes)
     memset(from, 1, bytes);
     memset(to, 2, bytes);
     for (int i = 0; i < 20; i++) {
-        uint64_t t = clock_mono_ns();
+        uint64_t t = clock_thread_cpu_ns();
         memcpy(to, from, bytes);
         __asm__ volatile("" ::"r"(to) : "memory");
-        t = clock_mono_ns() - t;
+        t = clock_thread_cpu_ns() - t;
         best = t < best ? t : best;
     }
     free(from);
@@ -58,9 +61,16 @@ static int call(struct comm *c, enum kind kind, float *x, float *y, size_t bytes
     return comm_all_to_all(c, x, each, y, each, e);
 }
 
+/* About as many bytes in all, a few at least. */
+static uint32_t calls_of(size_t bytes)
+{
+    size_t n = MOVED / bytes;
+    return n > CALLS ? CALLS : n < CALLS_LEAST ? CALLS_LEAST : (uint32_t)n;
+}
+
 static int run_size(struct comm *c, enum kind kind, size_t bytes, struct err *e)
 {
-    uint32_t n = comm_ranks(c), calls = bytes > 1 << 20 ? CALLS / 5 : CALLS;
+    uint32_t n = comm_ranks(c), calls = calls_of(bytes);
     uint64_t ns[CALLS], cpu = clock_thread_cpu_ns();
     float *x = calloc(1, bytes), *y = calloc(1, bytes);
     int rc = x && y ? comm_barrier(c, e) : err_set(e, 12, "no memory");
@@ -95,8 +105,9 @@ static int rank(struct comm *world, void *ctx, struct err *e)
 
 int main(void)
 {
-    printf("| collective | ranks | bytes | us, median | us, best | GB/s | CPU us | memcpy us |\n"
-           "|---|---|---|---|---|---|---|---|\n");
+    printf(
+        "| collective | ranks | bytes | us, median | us, best | GB/s | CPU us | memcpy, CPU us |\n"
+        "|---|---|---|---|---|---|---|---|\n");
     for (enum kind k = ALL_REDUCE; k <= ALL_TO_ALL; k++)
         for (uint32_t n = 2; n <= 8; n *= 2) {
             struct job j = {k, n};
