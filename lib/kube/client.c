@@ -239,11 +239,15 @@ static const char *default_reason(int status)
     }
 }
 
-void kube_read_answer(int status, struct str body, struct kube_result *out)
+void kube_read_answer(int status, struct str body, bool text_only, struct kube_result *out)
 {
+    bool ok = status >= 200 && status < 300;
     out->status = status;
+    out->text = body;
+    if (ok && text_only)
+        return;
     out->object = body.n ? json_parse(body, BODY_MAX, 0, NULL) : NULL;
-    if (status >= 200 && status < 300) {
+    if (ok) {
         if (!out->object && body.n)
             err_set(&out->err, EIO, "the API server's answer is not valid JSON");
         return;
@@ -335,12 +339,13 @@ static void run_once(struct kube_client *c, const struct kube_call *call, const 
     };
     int status = http_run(&hc, &r, &answer, &out->err);
     if (status > 0)
-        kube_read_answer(status, buf_view(&answer), out);
+        kube_read_answer(status, buf_view(&answer), false, out);
     else
         err_wrap(&out->err, "the API server at %s does not answer", c->config.server);
     if (out->err.code)
         out->retry_after_ms =
             run.retry_after_ms ? run.retry_after_ms : kube_retry_after(NULL, out->object);
+    out->text = (struct str){0};
     kube_headers_fini(&h);
     buf_fini(&answer);
 }

@@ -53,6 +53,8 @@ struct kube_result {
                         success */
     json_t *object; /* the answer; borrowed in callbacks, owned by the result after kube_run; may be
                        NULL */
+    struct str text; /* the answer as it came; a success of a call with text_only has no object.
+                        Borrowed, in callbacks only */
     unsigned retry_after_ms; /* of a 429 or 503; 0 when not given */
     struct err err;          /* code 0 on success (2xx) */
 };
@@ -77,7 +79,8 @@ struct kube_call {
     bool urgent;                       /* never waits, is not sent again */
     bool (*may_send)(const void *ctx); /* optional: asked when a request that waited is about to be
                                           sent; false: done with ECANCELED */
-    kube_done_fn done;                 /* exactly once, unless the client is freed */
+    bool text_only;    /* the answer is wanted as text (lib/json/view_scan.h reads it) */
+    kube_done_fn done; /* exactly once, unless the client is freed */
     void *ctx;
 };
 /* Everything is copied. A negative errno (with *e) only for a malformed call; the answer comes by

@@ -33,7 +33,7 @@ struct kube_client {
 };
 
 /* client.c: an answer's status and body; fills everything but retry_after_ms from a header. */
-void kube_read_answer(int status, struct str body, struct kube_result *out);
+void kube_read_answer(int status, struct str body, bool text_only, struct kube_result *out);
 struct http_client_config kube_http_config(const struct kube_client *c);
 /* Retry-After in ms, from the header or the Status (either may be NULL); 0: none. */
 unsigned kube_retry_after(const struct http_call *call, const json_t *status);

@@ -22,7 +22,7 @@ struct waiting_call {
     char *method, *path, *type, *body;
     size_t body_n;
     unsigned timeout_ms, resent;
-    bool urgent, resend, renewed;
+    bool urgent, resend, renewed, text_only;
     bool (*may_send)(const void *ctx);
     kube_done_fn done;
     void *ctx;
@@ -226,7 +226,7 @@ static void on_done(const struct http_response *r, void *ctx)
     struct kube_client *c = p->client;
     struct kube_result out = {0};
     if (r->status && !r->error) {
-        kube_read_answer(r->status, r->body, &out);
+        kube_read_answer(r->status, r->body, p->text_only, &out);
         out.retry_after_ms = kube_retry_after(r->call, out.object);
         kube_warnings(c, r->call);
     } else {
@@ -270,6 +270,7 @@ int kube_send(struct kube_client *c, const struct kube_call *call, const char *m
         .body_n = body_n,
         .timeout_ms = call->timeout_ms,
         .urgent = call->urgent,
+        .text_only = call->text_only,
         /* a 429 to an eviction tells of a budget, not of the server's load */
         .resend =
             !call->urgent && !(call->subresource && strcmp(call->subresource, "eviction") == 0),
