@@ -189,7 +189,7 @@ void execute_work(struct queue *q, const char *key, void *ctx); /* the queue's w
 /* expected.c: key is the deployment's. What is overdue must be settled with a fresh list of the
  * deployment's pods before anything is decided about it. */
 #define EXPECTED_NS ((KUBE_STALE_MS + 15000) * 1000000ull)
-void expected_add_created(struct ctl *c, const char *key, const json_t *pod);
+void expected_add_created(struct ctl *c, const char *key, struct str pod); /* its JSON text */
 void expected_add_deleted(struct ctl *c, const char *key, const char *name, const char *uid);
 bool expected_deleted(const struct ctl *c, const char *uid);
 void expected_seen(struct ctl *c, const struct kube_pod *old, const struct kube_pod *now);
@@ -202,5 +202,7 @@ void expected_forget(struct ctl *c, const char *key); /* NULL: all */
 int load_start(struct ctl *c, struct err *e) MUST_CHECK;
 void load_stop(struct ctl *c);
 bool scaling_http(struct ctl *c, struct httpd_req *r); /* true: the path was one of its own */
+/* Prompt tokens that its prefix cache has saved lately; 0: not heard of. */
+uint64_t cached_of_pod(const struct ctl *c, const char *uid);
 uint32_t load_of_pod(const struct ctl *c,
                      const char *uid); /* running requests as the routers see them */

@@ -3,10 +3,12 @@
 #include "controller/scaling.h"
 #include "lib/base/clock.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
-#define FORGET_NS (60 * NS_PER_S)
+#define FORGET_NS     (60 * NS_PER_S)
+#define CACHE_HALF_NS (300 * NS_PER_S)
 
 struct ask {
     struct load *load;
@@ -67,7 +69,24 @@ static void read_sample(const json_t *o, struct scale_sample *s)
     };
 }
 
-static void keep_busy(struct load *l, const struct scale_sample *s, uint64_t now)
+/* Several routers tell of the same counter: only its growth counts. A restarted worker has an empty
+ * cache. */
+static void keep_cached(struct busy *b, const struct scale_sample *s, uint64_t total, uint64_t now)
+{
+    if (b->heard_ns)
+        b->cached_lately *= exp2(-(double)(now - b->heard_ns) / (double)CACHE_HALF_NS);
+    if (b->incarnation != s->incarnation) {
+        b->cached_lately = 0;
+        b->cached_total = b->incarnation ? 0 : total;
+        b->incarnation = s->incarnation;
+    }
+    if (total > b->cached_total) {
+        b->cached_lately += (double)(total - b->cached_total);
+        b->cached_total = total;
+    }
+}
+
+static void keep_busy(struct load *l, const struct scale_sample *s, uint64_t cached, uint64_t now)
 {
     struct busy *b;
     if (!*s->pod_uid)
@@ -79,6 +98,7 @@ static void keep_busy(struct load *l, const struct scale_sample *s, uint64_t now
         memcpy(b->uid, s->pod_uid, n);
         HASH_ADD_STR(l->busy, uid, b);
     }
+    keep_cached(b, s, cached, now);
     b->heard_ns = now;
     b->requests = s->running + s->waiting;
 }
@@ -101,11 +121,12 @@ static void read_report(struct load *l, struct report *r, const json_t *o)
     r->samples = xcalloc(n + 1, sizeof *r->samples);
     for (size_t k = 0; k < sizeof roles / sizeof *roles; k++) {
         const json_t *list = json_at(o, roles[k]);
-        for (size_t i = 0; i < json_array_size(list) && r->n < n; i++)
-            read_sample(json_array_get(list, i), &r->samples[r->n++]);
+        for (size_t i = 0; i < json_array_size(list) && r->n < n; i++) {
+            const json_t *one = json_array_get(list, i);
+            read_sample(one, &r->samples[r->n]);
+            keep_busy(l, &r->samples[r->n++], tokens_at(one, "cached_tokens_total"), r->heard_ns);
+        }
     }
-    for (size_t i = 0; i < r->n; i++)
-        keep_busy(l, &r->samples[i], r->heard_ns);
 }
 
 static void on_answer(const struct http_response *res, void *ctx)
@@ -230,4 +251,12 @@ uint32_t load_of_pod(const struct ctl *c, const char *uid)
     if (c->load && uid)
         HASH_FIND_STR(c->load->busy, uid, b);
     return b ? b->requests : 0;
+}
+
+uint64_t cached_of_pod(const struct ctl *c, const char *uid)
+{
+    const struct busy *b = NULL;
+    if (c->load && uid)
+        HASH_FIND_STR(c->load->busy, uid, b);
+    return b ? (uint64_t)b->cached_lately : 0;
 }

@@ -41,6 +41,8 @@ struct busy {
     UT_hash_handle hh;
     uint64_t heard_ns;
     uint32_t requests;
+    uint64_t incarnation, cached_total; /* as the worker last counted */
+    double cached_lately; /* tokens served from its prefix cache, each halved every 5 minutes */
     char uid[];
 };
 

@@ -212,6 +212,7 @@ static void fill_pod(struct build *b, const struct kube_pod *p, struct rec_pod *
         .backoff_s = count_at(&p->meta, ANN_BACKOFF_S),
         .epoch = count_at(&p->meta, ANN_EPOCH),
         .load = load_of_pod(b->ctl, p->meta.uid),
+        .cached_tokens = cached_of_pod(b->ctl, p->meta.uid),
         .crash = record ? keep(b, record) : crash,
     };
     fill_group(b, p, out);

@@ -191,3 +191,33 @@ def test_a_ratio_upside_down_is_refused(world):
     bad = infd(scaling={"ratio": {"min": "2", "max": "0.5"}})
     r = world.kubectl("apply", "-f", "-", input=json.dumps(bad), check=False)
     assert r.returncode != 0 and "ratio.min must not be above ratio.max" in r.stderr
+
+
+def test_a_worker_whose_cache_serves_goes_last(world, router):
+    d = infd(prefill=1, decode=4)
+    world.controller("--router-address", router.address)
+    world.apply(d)
+    pods = wait(lambda: (lambda p: p if len(p) == 4 else None)(world.pods("decode")), what="four pods")
+    world.make_ready()
+    uids = sorted(p["metadata"]["uid"] for p in pods)
+
+    def say(tokens):
+        """The counters of the workers' prefix caches."""
+        router.answer = load_of(world)
+        for s in router.answer["roles"]["decode"]["samples"]:
+            s["cached_tokens_total"] = tokens[s["uid"]]
+
+    def left():
+        return sorted(p["metadata"]["uid"] for p in world.pods("decode"))
+    totals = dict.fromkeys(uids, 100)
+    say(totals)
+    time.sleep(2.5)
+    for n, cold in ((3, uids[1]), (2, uids[2])):
+        for u in totals:
+            totals[u] += 0 if u == cold else 5000
+        say(totals)
+        time.sleep(2.5)
+        stay = [u for u in left() if u != cold]
+        world.kubectl("scale", "wp/chat-decode", f"--replicas={n}")
+        wait(lambda: len(left()) == n)
+        assert left() == stay
