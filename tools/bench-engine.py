@@ -1,94 +1,237 @@
 #!/usr/bin/env python3
-"""The CPU engine beside llama.cpp: CPU time a token, prefill and decode, same GGUF, same threads, interleaved rounds.
+"""The CPU engine beside llama.cpp on the same GGUF files, and beside what the machine could do at best.
 
-CPU time (getrusage, all threads) rather than wall time, because machines are shared; each figure is the median of the
-rounds. Needs llama-cpp-python; `make bench-engine` builds bench-engine and runs this with the interpreter that has it:
+Both engines run the same work with the same number of threads, in alternating rounds: prefill of 512 and 2,048 tokens, decode of
+1, 8 and 32 sequences, and 32 users who share a prompt of 512 tokens (16 of their own, 32 answered). In every round memory is
+read as often as a token needs it and bytes are multiplied in registers, as fast as the machine lets one: decode is bound by
+the first, prefill by the second. Figures are medians of the rounds, tokens a second of CPU time (all threads), for machines
+are shared; tokens a second of wall time stand beside them. Needs llama-cpp-python and gguf: `make bench-engine`.
 
-    ~/.cache/baton/ref-venv/bin/python tools/bench-engine.py build/bin/bench-engine MODEL.gguf... [--out FILE.json]
+    ~/.cache/baton/bench/llama/bin/python tools/bench-engine.py build/bin/bench-engine MODEL.gguf... [--q8 MODEL.gguf]
 
-Exits 1 when the engine is slower than llama.cpp anywhere.
+llama.cpp has flash attention as it chooses itself, a KV cache that sequences share (kv_unified), and a prompt that several
+sequences have in common computed once (llama_memory_seq_cp). Exits 1 when Baton is slower anywhere.
 """
 import argparse
+import ctypes
 import json
 import os
+import pathlib
 import resource
 import statistics
 import subprocess
 import sys
+import tempfile
+import time
 
+import gguf
 import llama_cpp
 
+from gguf_retype import retype
 
-def cpu_seconds():
-    u = resource.getrusage(resource.RUSAGE_SELF)
-    return u.ru_utime + u.ru_stime
+USERS, SHARED, SUFFIX, ANSWER = 32, 512, 16, 32
+SHORT = 64  # prompt before batched decode
+STEPS = {1: 48, 8: 16, 32: 8}
+LONGEST = 2048
 
 
-def prompt(n, vocab):
-    return [1000 + i * 7919 % 20000 % (vocab - 1000) for i in range(n)]
+def prompt(n):
+    return [1000 + i * 7919 % 20000 for i in range(n)]
+
+
+class Span:
+    """CPU and wall time since it was made, in microseconds a token."""
+
+    def __init__(self):
+        self.cpu, self.wall = self.now()
+
+    @staticmethod
+    def now():
+        u = resource.getrusage(resource.RUSAGE_SELF)
+        return u.ru_utime + u.ru_stime, time.monotonic()
+
+    def per_token(self, n):
+        cpu, wall = self.now()
+        return (cpu - self.cpu) / n * 1e6, (wall - self.wall) / n * 1e6
 
 
 class Llama:
-    def __init__(self, path, a):
-        self.llm = llama_cpp.Llama(path, n_ctx=a.prefill + a.decode + 8, n_batch=512, n_threads=a.threads,
-                                   n_threads_batch=a.threads, logits_all=False, verbose=False, flash_attn=a.flash)
-        self.ids = prompt(a.prefill, self.llm.n_vocab())
-        self.decode = a.decode
-        self.round()  # the first pays for reading the file
+    def __init__(self, path, threads):
+        llama_cpp.llama_backend_init()
+        self.model = llama_cpp.llama_model_load_from_file(path.encode(), llama_cpp.llama_model_default_params())
+        p = llama_cpp.llama_context_default_params()
+        p.n_ctx, p.n_batch, p.n_ubatch, p.n_seq_max, p.kv_unified = 4096, LONGEST, 512, USERS, True
+        p.n_threads = p.n_threads_batch = threads
+        self.ctx = llama_cpp.llama_init_from_model(self.model, p)
+        if not self.model or not self.ctx:
+            sys.exit(f"llama.cpp can't load {path}")
+        self.memory = llama_cpp.llama_get_memory(self.ctx)
+        self.batch = llama_cpp.llama_batch_init(LONGEST, 0, 1)
+        self.prefill(SHORT)  # the first pays for reading the file
+
+    def close(self):
+        llama_cpp.llama_batch_free(self.batch)
+        llama_cpp.llama_free(self.ctx)
+        llama_cpp.llama_model_free(self.model)
+
+    def decode(self, rows):
+        """rows: (token, position, sequence, whether logits are wanted)"""
+        b = self.batch
+        b.n_tokens = len(rows)
+        for i, (token, pos, seq, logits) in enumerate(rows):
+            b.token[i], b.pos[i], b.n_seq_id[i], b.logits[i] = token, pos, 1, logits
+            b.seq_id[i][0] = seq
+        if llama_cpp.llama_decode(self.ctx, b):
+            sys.exit("llama.cpp: llama_decode failed")
+        llama_cpp.llama_synchronize(self.ctx)
+
+    def start(self, n):
+        llama_cpp.llama_memory_clear(self.memory, False)
+        self.decode([(t, i, 0, i + 1 == n) for i, t in enumerate(prompt(n))])
+
+    def share(self):
+        for seq in range(1, USERS):
+            llama_cpp.llama_memory_seq_cp(self.memory, 0, seq, -1, -1)
+
+    def steps(self, pos, batch, n):
+        for i in range(n):
+            self.decode([(1000 + (i * 31 + j) % 1000, pos + i, j, True) for j in range(batch)])
+
+    def prefill(self, n):
+        span = Span()
+        self.start(n)
+        return span.per_token(n)
+
+    def steady(self, context, batch):
+        """Decode after the prompt in memory; sequences share it."""
+        if batch > 1:
+            self.start(context)
+            self.share()
+        span = Span()
+        self.steps(context, batch, STEPS[batch])
+        return span.per_token(batch * STEPS[batch])
+
+    def users(self):
+        span = Span()
+        self.start(SHARED)
+        self.share()
+        self.decode([(1000 + (u * 131 + i * 17) % 1000, SHARED + i, u, i + 1 == SUFFIX) for u in range(USERS) for i in range(SUFFIX)])
+        self.steps(SHARED + SUFFIX, USERS, ANSWER)
+        return span.per_token(USERS * ANSWER)
 
     def round(self):
-        self.llm.reset()
-        start = cpu_seconds()
-        self.llm.eval(self.ids)
-        middle = cpu_seconds()
-        for i in range(self.decode):
-            self.llm.eval([1000 + i * 31 % 1000])
-        end = cpu_seconds()
-        return {"prefill": (middle - start) / len(self.ids) * 1e6, "decode": (end - middle) / self.decode * 1e6}
+        out = {"prefill 2048": self.prefill(2048), "prefill 512": self.prefill(512)}
+        out["decode 1"] = self.steady(512, 1)
+        out["decode 8"] = self.steady(SHORT, 8)
+        out["decode 32"] = self.steady(SHORT, 32)
+        out["users"] = self.users()
+        return out
 
 
-def baton_round(path, a):
-    out = subprocess.run([a.program, "--model", path, "--threads", str(a.threads), "--prefill", str(a.prefill),
-                          "--decode", str(a.decode)], check=True, capture_output=True, text=True).stdout
-    return {r["phase"]: r["cpu_us_token"] for r in map(json.loads, out.splitlines())}
+def baton_round(a, path, threads, file_mib):
+    bounds = []
+
+    def run(prefill, decode, *more):
+        args = ["--model", path, "--threads", threads, "--prefill", prefill, "--decode", decode, "--probe", file_mib, *more]
+        out = subprocess.run([a.program, *map(str, args)], check=True, capture_output=True, text=True).stdout
+        lines = {r["phase"]: r for r in map(json.loads, out.splitlines())}
+        bounds.append(lines.pop("bounds"))
+        return {phase: (r["cpu_us_token"], r["wall_us_token"]) for phase, r in lines.items()}
+
+    out = {"prefill 2048": run(2048, 0)["prefill"]}
+    first = run(512, STEPS[1])
+    out["prefill 512"], out["decode 1"] = first["prefill"], first["decode"]
+    for n in (8, 32):
+        out[f"decode {n}"] = run(SHORT, STEPS[n], "--batch", n)["decode"]
+    out["users"] = run(SHARED, ANSWER, "--batch", USERS, "--suffix", SUFFIX)["users"]
+    out["bounds"] = {k: statistics.median(b[k] for b in bounds) for k in ("read_cpu", "int8_cpu")}
+    return out
 
 
-def compare(path, a):
-    llama, rounds = Llama(path, a), {"baton": [], "llama.cpp": []}
-    for _ in range(a.rounds):
-        rounds["baton"].append(baton_round(path, a))
-        rounds["llama.cpp"].append(llama.round())
-    result = {"model": os.path.basename(path), "threads": a.threads, "prefill_tokens": a.prefill,
-              "decode_tokens": a.decode, "rounds": a.rounds}
-    for who, rs in rounds.items():
-        for phase in ("prefill", "decode"):
-            us = statistics.median(r[phase] for r in rs)
-            result[f"{who} {phase} us/token"] = round(us, 1)
-            result[f"{who} {phase} tokens per CPU second"] = round(1e6 / us, 1)
-    return result
+def size_of(path):
+    """Bytes of weights that a decoded token needs, multiply-adds x 2 of a prompt's token."""
+    tensors = gguf.GGUFReader(path).tensors
+    tied = not any(t.name == "output.weight" for t in tensors)
+    read = sum(int(t.n_bytes) for t in tensors if tied or t.name != "token_embd.weight")
+    layers = sum(int(t.n_elements) for t in tensors if t.name.startswith("blk.") and len(t.shape) > 1)
+    return read, 2 * layers
+
+
+def medians(rounds, key):
+    return tuple(statistics.median(r[key][i] for r in rounds) for i in (0, 1))
+
+
+def of_bound(key, cpu_us, ours, read, ops):
+    """The share of what the machine could do, where the work has one bound."""
+    rate = {k: statistics.median(r["bounds"][k] for r in ours) for k in ("read_cpu", "int8_cpu")}
+    if key == "decode 1":
+        return f"{read / (cpu_us / 1e6) / rate['read_cpu'] * 100:.0f} % of {rate['read_cpu'] / 1e9:.1f} GB/s"
+    if key.startswith("prefill"):
+        return f"{ops / (cpu_us / 1e6) / rate['int8_cpu'] * 100:.0f} % of {rate['int8_cpu'] / 1e9:.0f} GOP/s"
+    return ""
+
+
+def report(path, threads, ours, theirs):
+    read, ops = size_of(path)
+    slower, results = False, []
+    for key in theirs[0]:
+        (cpu, wall), (their_cpu, their_wall) = medians(ours, key), medians(theirs, key)
+        slower |= cpu > their_cpu
+        bound = of_bound(key, cpu, ours, read, ops)
+        results.append({"model": os.path.basename(path), "threads": threads, "work": key, "baton_cpu_us": cpu, "baton_wall_us": wall,
+                        "llama_cpu_us": their_cpu, "llama_wall_us": their_wall, "bound": bound})
+        print(f"| {os.path.basename(path)} | {threads} | {key} | {1e6 / cpu:.1f} | {1e6 / their_cpu:.1f} | {their_cpu / cpu:.2f} | "
+              f"{bound} | {1e6 / wall:.1f} | {1e6 / their_wall:.1f} | {their_wall / wall:.2f} |", flush=True)
+    return slower, results
+
+
+def compare(a, path):
+    slower, results = False, []
+    for threads in a.threads:
+        llama, ours, theirs = Llama(path, threads), [], []
+        for _ in range(a.rounds):
+            ours.append(baton_round(a, path, threads, max(1, size_of(path)[0] >> 20)))
+            theirs.append(llama.round())
+        llama.close()
+        slow, some = report(path, threads, ours, theirs)
+        slower |= slow
+        results += some
+    return slower, results
+
+
+def quiet():
+    """llama.cpp prints every tensor otherwise."""
+    callback = llama_cpp.llama_log_callback(lambda level, text, data: None)
+    llama_cpp.llama_log_set(callback, ctypes.c_void_p(0))
+    return callback
 
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("program")
-    p.add_argument("models", nargs="+")
-    p.add_argument("--threads", type=int, default=1)
-    p.add_argument("--prefill", type=int, default=512)
-    p.add_argument("--decode", type=int, default=64)
-    p.add_argument("--rounds", type=int, default=5)
-    p.add_argument("--flash", action="store_true", help="llama.cpp with flash attention")
-    p.add_argument("--out")
+    p.add_argument("models", nargs="*")
+    p.add_argument("--q8", action="append", default=[], help="a model to measure with all its matrices as Q8_0, too")
+    p.add_argument("--threads", type=lambda s: [int(n) for n in s.split(",")], default=[1, 2])
+    p.add_argument("--rounds", type=int, default=3)
+    p.add_argument("--out", help="a file for the figures as JSON")
     a = p.parse_args()
+    keep = quiet()
     info = llama_cpp.llama_print_system_info().decode()
     print(f"llama-cpp-python {llama_cpp.__version__}, system_info: {info}")
-    results = [compare(path, a) for path in a.models]
-    slower = False
-    print(f"{'model':36} {'phase':8} {'baton':>10} {'llama.cpp':>10}   tokens per CPU second, {a.threads} thread(s)")
-    for r in results:
-        for phase in ("prefill", "decode"):
-            ours, theirs = (r[f"{who} {phase} tokens per CPU second"] for who in ("baton", "llama.cpp"))
-            slower |= ours < theirs
-            print(f"{r['model']:36} {phase:8} {ours:10.1f} {theirs:10.1f}   x {ours / theirs:.2f}")
+    print(f"{a.rounds} rounds, load {os.getloadavg()[0]:.1f} at the start\n")
+    print("| model | threads | work | Baton, tokens a CPU second | llama.cpp | ratio | of the bound | Baton, tokens a second | llama.cpp | ratio |")
+    print("|---|---|---|---|---|---|---|---|---|---|", flush=True)
+    slower, results = False, []
+    with tempfile.TemporaryDirectory() as d:
+        made = [str(pathlib.Path(d) / (pathlib.Path(m).stem.split(".")[0] + ".Q8_0.gguf")) for m in a.q8]
+        for source, path in zip(a.q8, made):
+            retype(source, path, "Q8_0")
+        for path in a.models + made:
+            slow, some = compare(a, path)
+            slower |= slow
+            results += some
+    print(f"\nload {os.getloadavg()[0]:.1f} at the end")
+    del keep
     if a.out:
         with open(a.out, "w") as f:
             json.dump({"llama_cpp_python": llama_cpp.__version__, "system_info": info, "results": results}, f, indent=1)
