@@ -121,11 +121,22 @@ standby-bench: setup ## the standby ladder on this machine: promotion, wake, fli
 	@$(SUBMAKE) build
 	@tools/report standby "$(CACHE)/venv/bin/python bench/standby.py --build $(BUILD)"
 
-bench: setup ## engine beside llama.cpp, router beside haproxy and vllm-router, KV push and collectives beside memcpy; writes docs/reports/bench.md
-	@tools/setup test-packages python gemma bench
+bench: setup ## router beside haproxy and vllm-router, KV push and collectives beside memcpy; writes docs/reports/bench.md
+	@tools/setup test-packages python bench
 	@$(SUBMAKE) build bench-build
-	@tools/report bench "$(BUILD)/bench/xfer && $(BUILD)/bench/comm && bench/router.py && \
-	  $(CACHE)/bench/llama/bin/python tools/bench-engine.py $(BUILD)/bin/bench-engine $(CACHE)/models/*.gguf"
+	@tools/report bench "$(BUILD)/bench/xfer && $(BUILD)/bench/comm && bench/router.py"
+
+bench-engine: setup ## the CPU engine beside llama.cpp and the machine's own limits, same files, alternating; writes docs/reports/engine.md
+	@tools/setup gemma bench
+	@$(SUBMAKE) $(BUILD)/bin/bench-engine
+	@tools/report engine "$(CACHE)/bench/llama/bin/python tools/bench-engine.py $(BUILD)/bin/bench-engine $(BENCH_MODELS) \
+	  --q8 $(lastword $(BENCH_MODELS)) $(BENCH_ARGS)"
+BENCH_MODELS = $(addprefix $(CACHE)/models/,SmolLM2-135M-Instruct.Q4_1.gguf gemma-3-270m.Q4_K_M.gguf)
+
+compare-greedy: setup ## greedy text beside llama.cpp in f32 and as it is, on prompts drawn anew
+	@tools/setup gemma bench
+	@$(SUBMAKE) $(BUILD)/bin/bench-engine
+	@$(CACHE)/bench/llama/bin/python tools/compare-greedy.py $(BUILD)/bin/bench-engine $(BENCH_MODELS)
 
 FUZZ_SECONDS ?= 20
 fuzz: ## each parser's fuzzer for FUZZ_SECONDS (20) under ASan and UBSan; corpora in build/fuzz/corpus
