@@ -189,7 +189,7 @@ void execute_work(struct queue *q, const char *key, void *ctx); /* the queue's w
 /* expected.c: key is the deployment's. What is overdue must be settled with a fresh list of the
  * deployment's pods before anything is decided about it. */
 #define EXPECTED_NS ((KUBE_STALE_MS + 15000) * 1000000ull)
-void expected_add_created(struct ctl *c, const char *key, const json_t *pod);
+void expected_add_created(struct ctl *c, const char *key, struct str pod); /* its JSON text */
 void expected_add_deleted(struct ctl *c, const char *key, const char *name, const char *uid);
 bool expected_deleted(const struct ctl *c, const char *uid);
 void expected_seen(struct ctl *c, const struct kube_pod *old, const struct kube_pod *now);

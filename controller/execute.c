@@ -11,6 +11,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 
 #define ARENA_MAX (64u << 20)
 
@@ -127,7 +128,7 @@ static void prepare_pod(struct turn *t, const struct kube_infd *d, const struct 
         old = revision_infd(t->ctl, d, a->role, a->revision, &e);
     json_t *body = e.code ? NULL : pod_body(t->ctl, old ? old : d, a, &e);
     if (body)
-        add_step(t, a, KUBE_CREATE, &kube_pods, xstrdup(a->name), body);
+        add_step(t, a, KUBE_CREATE, &kube_pods, xstrdup(a->name), body)->call.text_only = true;
     else
         log_error("no pod can be made of this spec", LS("infd", t->key), LERR(&e));
     free(old);
@@ -245,6 +246,13 @@ static void observe_ns(const char *name, const char *help, uint64_t ns)
 static void observe(const char *name, const char *help, uint64_t since_ns)
 {
     observe_ns(name, help, clock_mono_ns() - since_ns);
+}
+
+static uint64_t cpu_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (uint64_t)t.tv_sec * NS_PER_S + (uint64_t)t.tv_nsec;
 }
 
 /* Writes whose outcome is not known are made again; of a turn that settles such ones, also those
@@ -380,7 +388,7 @@ static void succeeded(struct turn *t, struct step *s, const struct kube_result *
 {
     s->state = STEP_DONE;
     if (s->kind == REC_CREATE_POD)
-        expected_add_created(t->ctl, t->key, r->object);
+        expected_add_created(t->ctl, t->key, r->text);
     if (s->kind == REC_DELETE_POD && s->uid && !r->err.code)
         expected_add_deleted(t->ctl, t->key, s->name, s->uid);
     tell(t, s);
@@ -529,7 +537,7 @@ static void decide(struct turn *t, const struct kube_infd *d)
     struct rec_snapshot snapshot;
     struct rec_plan plan;
     struct arena a;
-    uint64_t now = clock_wall_ns(), began = clock_mono_ns();
+    uint64_t now = clock_wall_ns(), began = clock_mono_ns(), began_cpu = cpu_ns();
     arena_init(&a, ARENA_MAX);
     if (snapshot_build(c, d, &a, &snapshot) || reconcile(&snapshot, now, &a, &plan)) {
         log_error("the snapshot of a deployment is too large", LS("infd", t->key));
@@ -543,6 +551,8 @@ static void decide(struct turn *t, const struct kube_infd *d)
         prepare(t, d, &plan, &plan.actions[i]);
     observe("baton_controller_decide_seconds",
             "Time from the caches to requests that are ready: snapshot, plan, bodies.", began);
+    observe_ns("baton_controller_decide_cpu_seconds", "CPU time of the same.",
+               cpu_ns() - began_cpu);
     t->requeue_ms = n < plan.n ? 1 : delay_ms(plan.requeue_at_ns, now);
     arena_fini(&a);
     if (grave(t))

@@ -6,8 +6,11 @@
 #include "controller/controller.h"
 #include "lib/base/clock.h"
 #include "lib/decide/guard.h"
+#include "lib/json/view_scan.h"
 
 #include <stdlib.h>
+
+#define POD_MAX (64u << 20)
 
 _Static_assert(EXPECTED_NS > KUBE_STALE_MS * NS_PER_MS,
                "a silent watch is found before an expectation of its events ends");
@@ -134,16 +137,20 @@ void expected_forget(struct ctl *c, const char *key)
     }
 }
 
-void expected_add_created(struct ctl *c, const char *key, const json_t *object)
+void expected_add_created(struct ctl *c, const char *key, struct str text)
 {
-    const char *ns = json_str_at(object, "metadata.namespace", ""),
-               *name = json_str_at(object, "metadata.name", "");
-    const struct kube_pod *seen = kube_cache_get(c->pods, ns, name);
-    struct kube_pod *p = view_decode(&kube_pod_view, object, NULL);
-    if (p && p->meta.uid && !(seen && seen->meta.uid && strcmp(seen->meta.uid, p->meta.uid) == 0))
-        add(c, key, name, p->meta.uid, p);
-    else
-        free(p);
+    struct arena a;
+    void *object = NULL;
+    arena_init(&a, POD_MAX);
+    if (view_scan(&kube_pod_view, text, &a, &object, NULL) == 0) {
+        const struct kube_pod *p = object,
+                              *seen = kube_cache_get(c->pods, p->meta.namespace, p->meta.name);
+        bool shown =
+            seen && seen->meta.uid && p->meta.uid && strcmp(seen->meta.uid, p->meta.uid) == 0;
+        if (p->meta.uid && !shown)
+            add(c, key, p->meta.name, p->meta.uid, view_copy(&kube_pod_view, p));
+    }
+    arena_fini(&a);
 }
 
 void expected_add_deleted(struct ctl *c, const char *key, const char *name, const char *uid)
