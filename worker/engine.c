@@ -519,6 +519,7 @@ static int make_group(struct engine *g, struct err *e)
                              .layout = c->model_layout,
                              .world = c->world,
                              .pool = c->pool.base,
+                             .device = c->device,
                              .work = {.threads = c->threads,
                                       .max_rows = c->max_rows,
                                       .block_tokens = c->kv.block_tokens,

@@ -17,8 +17,9 @@ struct engine_config {
     const struct model *model;
     struct model_kv kv; /* of the whole model: what blocks are outside */
     enum model_kv_dtype kv_dtype;
-    uint32_t n_blocks;     /* of each data rank */
-    struct xfer_pool pool; /* of this rank's part; outlives the engine */
+    uint32_t n_blocks;                 /* of each data rank */
+    struct xfer_pool pool;             /* of this rank's part; outlives the engine */
+    const struct group_device *device; /* computes in place of the CPU; NULL: none */
     /* The ranks that compute with this one, which is rank 0 (worker/team.h); ranks 1: none. */
     struct model_layout model_layout;
     struct model_group dispatch; /* how rows go to experts at other ranks */

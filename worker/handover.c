@@ -408,11 +408,17 @@ void handover_prefix(struct engine *g, struct seq *s)
     free(p.pieces);
 }
 
-int handover_fetched(struct engine *g, const struct push *p, struct err *e)
+static uint32_t *source_blocks(const struct push *p) /* heap */
 {
     uint32_t *blocks = xmalloc((p->n + 1) * sizeof *blocks);
     for (uint32_t i = 0; i < p->n; i++)
         blocks[i] = p->pieces[i].src_block;
+    return blocks;
+}
+
+int handover_fetched(struct engine *g, const struct push *p, struct err *e)
+{
+    uint32_t *blocks = source_blocks(p);
     int rc = group_fetch(g->group, blocks, p->n, e);
     free(blocks);
     if (!rc && p->n)
@@ -433,9 +439,16 @@ void handover_chunk(struct engine *g, struct seq *s, uint32_t tokens, struct pus
             add_piece(p, s->blocks[i], i - have);
 }
 
+/* Of a device the pieces come to the host first; a layer that can't is missed by xfer_done. */
 void handover_layer(struct engine *g, const struct push *p, uint32_t layer)
 {
-    if (p->n)
+    struct err e = {0};
+    uint32_t *blocks = source_blocks(p);
+    int rc = group_fetch_layer(g->group, blocks, p->n, layer, &e);
+    free(blocks);
+    if (rc)
+        log_error("a layer's KV can't be had from the device", LERR(&e));
+    else if (p->n)
         xfer_push(g->xfer, p->id, layer, p->pieces, p->n);
 }
 

@@ -10,6 +10,7 @@ struct options {
     const char *model, *source, *sha256, *isa, *ids;
     const char *role, *host, *pod_name, *secret_file, *peer_dir, *shm_dir, *kv_dtype, *xfer,
         *incarnation;
+    const char *backend;
     const char *log_level, *log_format, *model_name, *dispatch, *dispatch_type, *two_batch;
     uint64_t http_port, xfer_port, threads, cpu_limit_milli, memory_limit_bytes;
     uint64_t kv_bytes, block_tokens, max_context, max_rows, max_running, max_queue, drain_s;

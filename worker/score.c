@@ -1,5 +1,6 @@
 /* The score mode: log-probabilities of given tokens by the serving kernels, by one process or by a
  * group of them in any layout. */
+#include "worker/backend.h"
 #include "worker/digest.h"
 #include "worker/layout/group.h"
 #include "worker/layout/local.h"
@@ -137,7 +138,7 @@ static int lead(const struct scoring *s, const struct model *m, struct group *g,
 }
 
 static int make_group(const struct scoring *s, struct comm *world, const struct model *m,
-                      void **pool, struct group **out, struct err *e)
+                      const struct backend *backend, void **pool, struct group **out, struct err *e)
 {
     uint32_t ranks = world ? comm_ranks(world) : 1, threads = options_threads(s->o) / ranks;
     enum model_kv_dtype dtype;
@@ -154,6 +155,7 @@ static int make_group(const struct scoring *s, struct comm *world, const struct 
                              .layout = s->layout,
                              .rank = world ? comm_rank(world) : 0,
                              .world = world,
+                             .device = backend_device(backend),
                              .halves = halves,
                              .work = {.threads = threads ? threads : 1,
                                       .max_rows = SCORE_ROWS,
@@ -167,19 +169,43 @@ static int make_group(const struct scoring *s, struct comm *world, const struct 
     return group_new(&c, out, e);
 }
 
+static int open_backend(const struct scoring *s, struct comm *world, const struct model *m,
+                        struct backend **out, struct err *e)
+{
+    enum model_kv_dtype dtype;
+    int rc = options_kv_dtype(s->o, &dtype, e);
+    struct backend_config c = {.name = s->o->backend,
+                               .model = m,
+                               .world = world,
+                               .index = world ? comm_rank(world) : 0,
+                               .stages = s->layout.pipeline,
+                               .data = s->layout.data,
+                               .max_rows = SCORE_ROWS,
+                               .max_sequences = 1,
+                               .max_outputs = SCORE_ROWS,
+                               .max_context = score_blocks(s->n) * MODEL_BLOCK_TOKENS,
+                               .block_tokens = MODEL_BLOCK_TOKENS,
+                               .kv_dtype = dtype};
+    rc = rc ? rc : backend_open(&c, out, e);
+    return rc || !*out ? rc : backend_pool(*out, score_blocks(s->n), NULL, 0, e);
+}
+
 static int be_rank(struct comm *world, void *ctx, struct err *e)
 {
     const struct scoring *s = ctx;
+    struct backend *backend = NULL;
     uint32_t rank = world ? comm_rank(world) : 0;
     struct model_shard shard = model_layout_shard(&s->layout, rank);
     struct model *m = NULL;
     struct group *g = NULL;
     void *pool = NULL;
     int rc = model_shard_load(s->path, s->o->isa, &shard, &m, e);
-    rc = rc ? rc : make_group(s, world, m, &pool, &g, e);
+    rc = rc ? rc : open_backend(s, world, m, &backend, e);
+    rc = rc ? rc : make_group(s, world, m, backend, &pool, &g, e);
     if (!rc)
         rc = rank ? group_follow(g, e) : lead(s, m, g, e);
     group_free(g);
+    backend_free(backend);
     free(pool);
     model_free(m);
     return rc;

@@ -4,6 +4,7 @@
 #include "lib/base/log.h"
 #include "lib/base/rng.h"
 #include "worker/api.h"
+#include "worker/backend.h"
 #include "worker/digest.h"
 #include "worker/engine.h"
 #include "worker/launcher.h"
@@ -34,6 +35,7 @@ struct worker {
     struct model *model;
     struct budget budget;
     struct xfer_pool pool;
+    struct backend *backend; /* NULL: the CPU */
     struct engine *engine;
     struct api *api;
     bool closing;
@@ -183,33 +185,35 @@ static int xfer_policy_of(const char *name, enum xfer_policy *out, struct err *e
 static int start_engine(struct worker *w, struct err *e)
 {
     const struct options *o = w->o;
-    struct engine_config c = {.model = w->model,
-                              .kv = w->budget.kv,
-                              .kv_dtype = w->budget.dtype,
-                              .n_blocks = w->budget.n_blocks,
-                              .pool = w->pool,
-                              .model_layout = w->team.layout,
-                              .world = w->team.world,
-                              .slices = w->team.slices,
-                              .n_slices = w->team.n_slices,
-                              .apart = w->team.apart,
-                              .copies = w->team.copies,
-                              .threads = team_threads(&w->team, o),
-                              .max_rows = (uint32_t)o->max_rows,
-                              .logit_rows = w->budget.logit_rows,
-                              .max_running = (uint32_t)o->max_running,
-                              .max_context = w->budget.context,
-                              .incarnation = w->start.incarnation,
-                              .role = w->start.role,
-                              .xfer_host = strcmp(o->xfer, "none") == 0 ? NULL : o->host,
-                              .shm_dir = o->shm_dir,
-                              .xfer_port = (uint16_t)o->xfer_port,
-                              .secret = w->secret,
-                              .secret_len = strlen(w->secret),
-                              .weights = w->image,
-                              .weights_bytes = w->image_bytes,
-                              .notify = api_notify,
-                              .notify_ctx = w->api};
+    struct engine_config c = {
+        .model = w->model,
+        .kv = w->budget.kv,
+        .kv_dtype = w->budget.dtype,
+        .n_blocks = w->budget.n_blocks,
+        .pool = w->pool,
+        .device = backend_device(w->backend),
+        .model_layout = w->team.layout,
+        .world = w->team.world,
+        .slices = w->team.slices,
+        .n_slices = w->team.n_slices,
+        .apart = w->team.apart,
+        .copies = w->team.copies,
+        .threads = team_threads(&w->team, o),
+        .max_rows = (uint32_t)o->max_rows,
+        .logit_rows = w->budget.logit_rows,
+        .max_running = (uint32_t)o->max_running,
+        .max_context = w->budget.context,
+        .incarnation = w->start.incarnation,
+        .role = w->start.role,
+        .xfer_host = strcmp(o->xfer, "none") == 0 ? NULL : o->host,
+        .shm_dir = o->shm_dir,
+        .xfer_port = (uint16_t)o->xfer_port,
+        .secret = w->secret,
+        .secret_len = strlen(w->secret),
+        .weights = w->image,
+        .weights_bytes = w->image_bytes,
+        .notify = api_notify,
+        .notify_ctx = w->api};
     make_names(w, &c.seed, &c.layout);
     int rc = options_dispatch(o, &c.dispatch, e);
     rc = rc ? rc : options_halves(o, &c.halves, e);
@@ -252,14 +256,47 @@ static int watch(struct worker *w, struct err *e)
     return w->launcher ? launcher_watch(w->launcher, &w->loop, &cb, e) : 0;
 }
 
+static int open_backend(struct worker *w, struct err *e)
+{
+    const struct options *o = w->o;
+    uint32_t rows = (uint32_t)o->max_rows, sequences = (uint32_t)o->max_running,
+             outputs = w->budget.logit_rows;
+    struct backend_config c = {.name = o->backend,
+                               .model = w->model,
+                               .world = w->team.world,
+                               .index = w->team.rank % (w->team.per_pod ? w->team.per_pod : 1),
+                               .stages = w->team.layout.pipeline,
+                               .data = w->team.layout.data,
+                               .max_rows = rows,
+                               .max_sequences = sequences < rows ? sequences : rows,
+                               .max_outputs = outputs < rows ? outputs : rows,
+                               .max_context = w->budget.context,
+                               .block_tokens = w->budget.kv.block_tokens,
+                               .kv_dtype = w->budget.dtype};
+    return backend_open(&c, &w->backend, e);
+}
+
+/* A GPU's blocks are bounded by its memory, and by the host's, which has a place for each of them
+ * where KV passes through, unless none does. */
+static void fit_device(struct worker *w, bool passes)
+{
+    uint32_t room = w->backend ? backend_room(w->backend) : UINT32_MAX;
+    if (w->budget.n_blocks > room || (w->backend && !passes && !w->o->kv_bytes))
+        w->budget.n_blocks = room;
+}
+
 static int make_pool(struct worker *w, struct err *e)
 {
-    int rc = options_budget(w->o, model_config(w->model), false, &w->budget, e);
-    rc = rc ? rc : team_agree(&w->team, &w->budget.n_blocks, e);
+    bool passes = !w->backend || strcmp(w->o->xfer, "none") != 0;
+    fit_device(w, passes);
+    int rc = team_agree(&w->team, &w->budget.n_blocks, e);
     if (rc)
         return rc;
-    uint64_t bytes = (uint64_t)w->budget.n_blocks * w->budget.part.block_bytes;
+    w->budget.kv_bytes = (uint64_t)w->budget.n_blocks * w->budget.pod_block_bytes;
+    uint64_t bytes = passes ? (uint64_t)w->budget.n_blocks * w->budget.part.block_bytes : 0;
     rc = xfer_pool_new(&w->pool, bytes ? bytes : 4096, e);
+    if (!rc && w->backend)
+        rc = backend_pool(w->backend, w->budget.n_blocks, bytes ? w->pool.base : NULL, bytes, e);
     return rc ? rc
               : team_share(&w->team, &w->pool, model_config(w->model), &w->budget,
                            w->budget.n_blocks, e);
@@ -270,6 +307,8 @@ static int prepare(struct worker *w, struct err *e)
     int rc = options_secret(w->o, &w->secret, e);
     rc = rc ? rc : load(w, e);
     rc = rc ? rc : team_join(&w->team, &w->start, w->o, w->secret, e);
+    rc = rc ? rc : options_budget(w->o, model_config(w->model), false, &w->budget, e);
+    rc = rc ? rc : open_backend(w, e);
     rc = rc ? rc : make_pool(w, e);
     if (rc || w->team.rank)
         return rc;
@@ -286,6 +325,7 @@ static void finish(struct worker *w)
     if (w->api)
         api_free(w->api);
     launcher_free(w->launcher);
+    backend_free(w->backend);
     team_leave(&w->team);
     model_free(w->model);
     if (w->image)
@@ -303,9 +343,9 @@ static void announce(const struct worker *w)
     log_info("serving", LS("host", w->o->host), LI("http_port", api_port(w->api)),
              LI("xfer_port", engine_xfer_port(w->engine)),
              LS("role", wire_role_name(w->start.role)), LS("incarnation", incarnation),
-             LS("isa", model_isa(w->model)), LI("ranks", w->team.ranks),
-             LI("threads", team_threads(&w->team, w->o)), LI("kv_blocks", w->budget.n_blocks),
-             LI("kv_bytes", w->budget.kv_bytes));
+             LS("isa", model_isa(w->model)), LS("backend", backend_name(w->backend)),
+             LI("ranks", w->team.ranks), LI("threads", team_threads(&w->team, w->o)),
+             LI("kv_blocks", w->budget.n_blocks), LI("kv_bytes", w->budget.kv_bytes));
 }
 
 /* Rank 0 decides when the group ends; the launcher may kill. */
@@ -318,8 +358,8 @@ static int follow(struct worker *w, struct err *e)
              LI("kv_blocks", w->budget.n_blocks), LI("kv_bytes", w->pool.len));
     if (w->launcher)
         launcher_status(w->launcher, w->start.role, true, false, false, 0);
-    int rc =
-        team_follow(&w->team, w->model, &w->pool, w->o, &w->budget, w->image, w->image_bytes, e);
+    int rc = team_follow(&w->team, w->model, &w->pool, backend_device(w->backend), w->o, &w->budget,
+                         w->image, w->image_bytes, e);
     finish(w);
     return rc;
 }

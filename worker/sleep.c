@@ -28,15 +28,16 @@ static void go_to_sleep(struct engine *g)
     struct err e;
     uint64_t begin = clock_mono_ns();
     forget(g);
-    if (xfer_pool_release(&g->c.pool, &e)) {
-        log_warn("the KV pool's memory could not be given back; staying awake", LERR(&e));
+    int rc = group_sleep(g->group, true, &e);
+    if (!rc && (rc = xfer_pool_release(&g->c.pool, &e)) && group_sleep(g->group, false, NULL))
+        log_warn("the other ranks could not be told to wake");
+    if (rc) {
+        log_warn("memory could not be given back; staying awake", LERR(&e));
         g->sleep_wanted = false;
         return;
     }
     if (g->c.weights)
         (void)madvise(g->c.weights, g->c.weights_bytes, MADV_DONTNEED);
-    if (group_sleep(g->group, true, &e))
-        log_warn("the other ranks could not be told to sleep", LERR(&e));
     g->asleep = true;
     log_info("asleep: weights and KV memory are given back", LI("kv_bytes", g->c.pool.len),
              LI("weights_bytes", g->c.weights_bytes),
@@ -54,8 +55,11 @@ static void wake(struct engine *g)
         g->wake_retry_ns = begin + RETRY_NS;
         return;
     }
-    if (group_sleep(g->group, false, &e))
-        log_warn("the other ranks could not be told to wake", LERR(&e));
+    if (group_sleep(g->group, false, &e)) {
+        log_error("the device or another rank does not wake; trying again", LERR(&e));
+        g->wake_retry_ns = begin + RETRY_NS;
+        return;
+    }
 #ifdef MADV_POPULATE_READ
     if (g->c.weights)
         (void)madvise(g->c.weights, g->c.weights_bytes, MADV_POPULATE_READ);

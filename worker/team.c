@@ -194,8 +194,8 @@ static int follower_sleep(void *ctx, bool asleep, struct err *e)
 }
 
 int team_follow(struct team *t, const struct model *m, struct xfer_pool *pool,
-                const struct options *o, const struct budget *b, void *weights,
-                size_t weights_bytes, struct err *e)
+                const struct group_device *device, const struct options *o, const struct budget *b,
+                void *weights, size_t weights_bytes, struct err *e)
 {
     struct follower f = {pool, weights, weights_bytes};
     struct group *g;
@@ -204,6 +204,7 @@ int team_follow(struct team *t, const struct model *m, struct xfer_pool *pool,
                              .rank = t->rank,
                              .world = t->world,
                              .pool = pool->base,
+                             .device = device,
                              .sleep = follower_sleep,
                              .ctx = &f,
                              .work = {.threads = team_threads(t, o),

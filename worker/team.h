@@ -32,5 +32,5 @@ uint32_t team_threads(const struct team *t, const struct options *o); /* this ra
 
 /* A rank other than 0: obeys until rank 0 stops the group. */
 int team_follow(struct team *t, const struct model *m, struct xfer_pool *pool,
-                const struct options *o, const struct budget *b, void *weights,
-                size_t weights_bytes, struct err *e) MUST_CHECK;
+                const struct group_device *device, const struct options *o, const struct budget *b,
+                void *weights, size_t weights_bytes, struct err *e) MUST_CHECK;

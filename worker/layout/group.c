@@ -39,6 +39,8 @@ struct group {
     struct model_segment *segments; /* of a follower's step */
     uint32_t cap_segments;
     bool stopped;
+    int late; /* what failed in a call that can't say so: the next step does */
+    struct err late_err;
 };
 
 static uint32_t *grow(struct words *w, size_t n)
@@ -122,6 +124,8 @@ int group_new(const struct group_config *c, struct group **out, struct err *e)
         rc = split_ranks(g, &shard, e);
     for (uint32_t r = 0; !rc && r < ranks; r++)
         rc = block_bytes_of(g, r, e);
+    if (c->device)
+        g->c.work.threads = 1; /* nothing is computed with it */
     rc = rc ? rc : model_work_new(c->model, &g->c.work, &g->work, e);
     if (!rc && c->layout.data > 1)
         rc = data_new(&g->c, g->work, &g->data, e);
@@ -228,6 +232,12 @@ static void plan_forward(struct words *w, const struct model_batch *b, bool halv
 
 static int forward(struct group *g, const struct model_batch *b, struct err *e)
 {
+    if (g->c.device && g->late) {
+        *e = g->late_err;
+        return g->late;
+    }
+    if (g->c.device)
+        return g->c.device->forward(g->c.device->self, b, e);
     return g->data ? data_forward(g->data, b, e)
                    : model_forward(g->c.model, g->work, g->c.pool, b, e);
 }
@@ -250,7 +260,7 @@ static bool choose_halves(struct group *g, const struct model_batch *b)
 int group_forward(struct group *g, const struct model_batch *b, struct err *e)
 {
     if (group_ranks(g) == 1)
-        return model_forward(g->c.model, g->work, g->c.pool, b, e);
+        return forward(g, b, e);
     int rc = g->data ? data_check(g->data, b, e) : model_batch_check(g->work, b, e);
     if (rc)
         return rc; /* the others would refuse it too */
@@ -259,13 +269,25 @@ int group_forward(struct group *g, const struct model_batch *b, struct err *e)
     plan_forward(&g->plan, b, halve);
     rc = send_plan(g, e);
     rc = rc ? rc : forward(g, b, e);
+    if (rc && g->c.device)
+        comm_fail(g->c.world, e->msg); /* the others wait for this rank on their devices */
     if (!rc && g->data && data_has_halves(g->data, b))
         overlap_learn(&g->overlap, rows_of(b), halve, (double)(clock_mono_ns() - from) / 1e9);
     return rc;
 }
 
+static void remember(struct group *g, int rc)
+{
+    if (rc && !g->late)
+        g->late = rc;
+}
+
 static void copy_block(struct group *g, uint32_t from, uint32_t to)
 {
+    if (g->c.device) {
+        remember(g, g->c.device->copy(g->c.device->self, from, to, &g->late_err));
+        return;
+    }
     size_t n = model_work_kv(g->work)->block_bytes;
     if (block_of(g, g->c.rank, &from) && block_of(g, g->c.rank, &to))
         memcpy((uint8_t *)g->c.pool + to * n, (uint8_t *)g->c.pool + from * n, n);
@@ -283,22 +305,45 @@ bool group_has_apart(const struct group *g)
     for (uint32_t r = 0; r < group_ranks(g); r++)
         if (g->c.apart[r])
             return true;
-    return false;
+    return g->c.device && group_ranks(g) > 1;
+}
+
+static int fetch_here(struct group *g, const uint32_t *blocks, uint32_t n, struct err *e)
+{
+    const struct model_part *p = model_part(g->c.model);
+    uint32_t layers = p->layer1 - p->layer0;
+    return g->c.device ? g->c.device->fetch(g->c.device->self, blocks, n, 0, layers, e) : 0;
+}
+
+static int store_here(struct group *g, const uint32_t *blocks, uint32_t n, struct err *e)
+{
+    return g->c.device ? g->c.device->store(g->c.device->self, blocks, n, e) : 0;
+}
+
+int group_fetch_layer(struct group *g, const uint32_t *blocks, uint32_t n, uint32_t layer,
+                      struct err *e)
+{
+    return g->c.device && n ? g->c.device->fetch(g->c.device->self, blocks, n, layer, layer + 1, e)
+                            : 0;
 }
 
 int group_fetch(struct group *g, const uint32_t *blocks, uint32_t n, struct err *e)
 {
-    if (!n || !group_has_apart(g))
-        return 0;
+    int rc = n ? fetch_here(g, blocks, n, e) : 0;
+    if (rc || !n || !group_has_apart(g))
+        return rc;
     put(&g->plan, COMMAND_FETCH);
     put(&g->plan, n);
     put_all(&g->plan, blocks, n);
-    int rc = send_plan(g, e);
-    return rc ? rc : move_copies(g, blocks, n, false, e);
+    rc = send_plan(g, e);
+    rc = rc ? rc : move_copies(g, blocks, n, false, e);
+    return rc || !g->c.device ? rc : comm_barrier(g->c.world, e); /* theirs are there too */
 }
 
 void group_store(struct group *g, const uint32_t *blocks, uint32_t n)
 {
+    if (n)
+        remember(g, store_here(g, blocks, n, &g->late_err));
     if (!n || !group_has_apart(g))
         return;
     put(&g->plan, COMMAND_STORE);
@@ -309,8 +354,9 @@ void group_store(struct group *g, const uint32_t *blocks, uint32_t n)
 
 int group_sleep(struct group *g, bool asleep, struct err *e)
 {
-    if (group_ranks(g) == 1)
-        return 0;
+    int rc = g->c.device ? g->c.device->sleep(g->c.device->self, asleep, e) : 0;
+    if (rc || group_ranks(g) == 1)
+        return rc;
     put(&g->plan, COMMAND_SLEEP);
     put(&g->plan, asleep);
     return send_plan(g, e);
@@ -427,12 +473,12 @@ static int follow_forward(struct group *g, size_t *at, struct err *e)
     return forward(g, &b, e);
 }
 
-static int follow_blocks(struct group *g, size_t *at, bool out, struct err *e)
+/* Of a rank apart: to or from rank 0's copy. */
+static int pass_blocks(struct group *g, const uint32_t *blocks, uint32_t n, bool out, struct err *e)
 {
-    const uint32_t *n = take(&g->plan, at, 1), *blocks = n ? take(&g->plan, at, *n) : NULL;
     size_t bytes = g->block_bytes[g->c.rank];
-    int rc = blocks ? 0 : err_set(e, EPROTO, "a list of blocks from rank 0 that ends too early");
-    for (uint32_t i = 0; !rc && g->c.apart[g->c.rank] && i < *n; i++) {
+    int rc = 0;
+    for (uint32_t i = 0; !rc && g->c.apart[g->c.rank] && i < n; i++) {
         uint32_t b = blocks[i];
         bool here = block_of(g, g->c.rank, &b);
         uint8_t *p = (uint8_t *)g->c.pool + b * bytes;
@@ -445,10 +491,27 @@ static int follow_blocks(struct group *g, size_t *at, bool out, struct err *e)
     return rc;
 }
 
+static int follow_blocks(struct group *g, size_t *at, bool out, struct err *e)
+{
+    const uint32_t *n = take(&g->plan, at, 1), *blocks = n ? take(&g->plan, at, *n) : NULL;
+    if (!blocks)
+        return err_set(e, EPROTO, "a list of blocks from rank 0 that ends too early");
+    int rc = out ? fetch_here(g, blocks, *n, e) : 0;
+    rc = rc ? rc : pass_blocks(g, blocks, *n, out, e);
+    if (rc || !g->c.device)
+        return rc;
+    return out ? comm_barrier(g->c.world, e) : store_here(g, blocks, *n, e);
+}
+
 static int follow_sleep(struct group *g, size_t *at, struct err *e)
 {
     const uint32_t *asleep = take(&g->plan, at, 1);
-    return asleep && g->c.sleep ? g->c.sleep(g->c.ctx, *asleep != 0, e) : 0;
+    if (!asleep)
+        return 0;
+    int rc = *asleep && g->c.device ? g->c.device->sleep(g->c.device->self, true, e) : 0;
+    if (!rc && g->c.sleep)
+        rc = g->c.sleep(g->c.ctx, *asleep != 0, e);
+    return rc || *asleep || !g->c.device ? rc : g->c.device->sleep(g->c.device->self, false, e);
 }
 
 static int obey(struct group *g, size_t *at, bool *stop, struct err *e)

@@ -15,6 +15,7 @@
  */
 #pragma once
 #include "worker/comm/comm.h"
+#include "worker/layout/device.h"
 #include "worker/model/shard.h"
 
 struct group;
@@ -31,7 +32,10 @@ struct group_config {
     struct model_work_options work; /* .group is set by group_new, but for how rows travel */
     enum group_halves halves;       /* the same at every rank */
     void *pool;                     /* this rank's KV, work.pool_blocks of its part's block_bytes */
-    bool apart[MODEL_RANKS_MAX];    /* the same at every rank */
+    /* What computes in place of this CPU; every rank has one or none has. `pool` is the host's
+     * then, which KV passes through: group_fetch brings it there, group_store takes it away. */
+    const struct group_device *device;
+    bool apart[MODEL_RANKS_MAX];      /* the same at every rank */
     uint8_t *copies[MODEL_RANKS_MAX]; /* at rank 0, of ranks apart: shaped as their pools */
     /* At the others, when rank 0 says so: give memory back, or take it again. May be NULL. */
     int (*sleep)(void *ctx, bool asleep, struct err *e);
@@ -47,10 +51,16 @@ const struct model_work *group_work(const struct group *g);
 int group_forward(struct group *g, const struct model_batch *b, struct err *e) MUST_CHECK;
 /* A block's content on every rank; the others do it before their next step. */
 void group_copy(struct group *g, uint32_t from, uint32_t to);
+/* Whether blocks must be fetched before other workers can have them, all layers at once: ranks
+ * apart, or several ranks with devices. */
 bool group_has_apart(const struct group *g);
 /* Blocks of ranks apart into their copies, now; out of them, before the next step. */
 int group_fetch(struct group *g, const uint32_t *blocks, uint32_t n, struct err *e) MUST_CHECK;
 void group_store(struct group *g, const uint32_t *blocks, uint32_t n);
+/* One rank with a device: in layer_done of `layer`, its pieces of the blocks are fetched; else
+ * nothing is to be done. */
+int group_fetch_layer(struct group *g, const uint32_t *blocks, uint32_t n, uint32_t layer,
+                      struct err *e) MUST_CHECK;
 int group_sleep(struct group *g, bool asleep, struct err *e) MUST_CHECK;
 int group_stop(struct group *g, struct err *e) MUST_CHECK;
 
