@@ -419,6 +419,10 @@ static void metrics_init(struct engine_metrics *m)
                                 "All-reduces between the ranks of this stage");
     m->collective_s = metric_new(METRIC_COUNTER, "baton_worker_collective_seconds_total",
                                  "Time of rank 0 in collectives of its stage, waiting included");
+    m->drafted = metric_new(METRIC_COUNTER, "baton_worker_draft_tokens_total",
+                            "Tokens guessed by prompt lookup and verified in a step");
+    m->accepted = metric_new(METRIC_COUNTER, "baton_worker_draft_tokens_accepted_total",
+                             "Of them those that were the model's own: steps saved");
     deal_metrics(m);
     m->ended = metric_family(METRIC_COUNTER, "baton_worker_ends_total",
                              "Choices and requests that ended, by reason", "reason", NULL, 0);
@@ -472,6 +476,7 @@ static void engine_free(struct engine *g)
     kv_free(g->kv);
     sampler_free(g->sampler);
     step_free(g);
+    drafts_fini(&g->drafts);
     free(g->logits);
     free(g->running);
     free(g->out_events);
@@ -507,6 +512,7 @@ static struct engine *engine_make(const struct engine_config *c)
     g->out_tail = &g->out;
     g->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     pthread_mutex_init(&g->lock, NULL);
+    drafts_init(&g->drafts);
     metrics_init(&g->m);
     snprintf(g->status.check, sizeof g->status.check, "ok");
     return g;

@@ -31,6 +31,7 @@ struct engine_config {
     uint8_t *const *copies; /* [ranks] */
     struct block_name seed; /* names of blocks of requests that bring none */
     uint32_t threads, max_rows, logit_rows, max_running, max_context;
+    uint32_t draft_tokens; /* of a sequence in a step, at most; 0: no speculation */
     uint64_t incarnation;
     enum wire_role role;
     /* the transfer; xfer_host NULL: none (every prompt is computed here) */

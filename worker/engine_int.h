@@ -5,6 +5,7 @@
 #include "lib/base/metrics.h"
 #include "lib/decide/schedule.h"
 #include "lib/wire/record.h"
+#include "worker/draft.h"
 #include "worker/engine.h"
 #include "worker/sample.h"
 #include "worker/seq.h"
@@ -59,6 +60,7 @@ struct step_scratch {
     struct push *pushes;
     uint32_t *hit;
     uint32_t cap, cap_hit, n_pushes;
+    uint32_t prompt_rows; /* of a step: all but decodes and their drafts */
 };
 
 struct engine_metrics {
@@ -67,7 +69,7 @@ struct engine_metrics {
     struct metric *prompt_tokens, *cached_tokens, *generated_tokens, *preemptions, *fallbacks;
     struct metric *kv_in, *kv_out, *ttft, *queue, *step, *step_rows;
     struct metric_family *ended; /* by reason */
-    struct metric *bubble, *collectives, *collective_s;
+    struct metric *bubble, *collectives, *collective_s, *drafted, *accepted;
     uint64_t seen_collectives, seen_wait_ns;
     struct metric *rank_seqs[2], *rank_blocks[2];        /* of data ranks: the most, the mean */
     struct metric *expert_rows[2], *rebalances, *halved; /* likewise of expert ranks */
@@ -83,6 +85,7 @@ struct engine {
     float *logits;
     uint32_t eog[2], n_eog, vocab;
     struct step_scratch scratch;
+    struct drafts drafts;
     uint32_t context; /* tokens of one sequence: the model's, bounded by the pool */
 
     struct request *requests; /* all, orders too */

@@ -1,6 +1,7 @@
 #include "worker/options.h"
 
 #include "lib/base/conf.h"
+#include "lib/decide/speculate.h"
 
 #include <errno.h>
 #include <sched.h>
@@ -53,6 +54,11 @@ static const struct conf_opt opts[] = {
      "most tokens in one step", "N"},
     {"--max-running", "BATON_MAX_RUNNING", CONF_U64, O(max_running), "32", 1, 512,
      "most sequences in one step", "N"},
+    {"--speculation", "BATON_SPECULATION", CONF_STR, O(speculation), "prompt-lookup", 0, 0,
+     "prompt-lookup or off: several tokens a step where the text repeats itself; changes no bit",
+     "METHOD"},
+    {"--draft-tokens", "BATON_DRAFT_TOKENS", CONF_U64, O(draft_tokens), "10", 1, SPECULATE_MAX,
+     "most tokens guessed for a sequence in a step", "N"},
     {"--max-queue", "BATON_MAX_QUEUE", CONF_U64, O(max_queue), "512", 1, 65536,
      "requests taken before 429", "N"},
     {"--drain-seconds", "BATON_DRAIN_SECONDS", CONF_U64, O(drain_s), "30", 1, 86400,
@@ -140,6 +146,8 @@ int options_parse(int argc, char **argv, struct options *o, struct err *e)
     if (o->rank >= model_layout_ranks(&l))
         return err_set(e, EINVAL, "--rank %llu of %u ranks", (unsigned long long)o->rank,
                        model_layout_ranks(&l));
+    if (strcmp(o->speculation, "off") != 0 && strcmp(o->speculation, "prompt-lookup") != 0)
+        return err_set(e, EINVAL, "--speculation \"%s\": prompt-lookup or off", o->speculation);
     if (o->block_tokens % 32)
         return err_set(e, EINVAL, "--block-tokens must be a multiple of 32");
     return 0;

@@ -11,10 +11,11 @@ struct options {
     const char *role, *host, *pod_name, *secret_file, *peer_dir, *shm_dir, *kv_dtype, *xfer,
         *incarnation;
     const char *backend;
-    const char *log_level, *log_format, *model_name, *dispatch, *dispatch_type, *two_batch;
+    const char *log_level, *log_format, *model_name, *dispatch, *dispatch_type, *two_batch,
+        *speculation;
     uint64_t http_port, xfer_port, threads, cpu_limit_milli, memory_limit_bytes;
     uint64_t kv_bytes, block_tokens, max_context, max_rows, max_running, max_queue, drain_s;
-    uint64_t tp, pp, ep, dp, pods, rank, redundant, balance_steps;
+    uint64_t tp, pp, ep, dp, pods, rank, redundant, balance_steps, draft_tokens;
     uint64_t launcher_fd, weights_fd, comm_fd, comm_port, stuck_ms;
 };
 

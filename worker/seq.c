@@ -1,4 +1,5 @@
 #include "worker/seq.h"
+#include "worker/draft.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -60,6 +61,7 @@ void request_free(struct request *r)
         free(r->seqs[i].tokens);
         free(r->seqs[i].blocks);
         free(r->seqs[i].names);
+        draft_free(r->seqs[i].draft);
     }
     free(r->seqs);
     buf_fini(&r->out);
@@ -78,12 +80,17 @@ uint32_t request_generated(const struct seq *s)
     return s->n_tokens - s->req->wire.n_prompt;
 }
 
+void seq_reserve(struct seq *s, uint32_t n)
+{
+    if (n <= s->cap_tokens)
+        return;
+    s->cap_tokens = 2 * n;
+    s->tokens = xrealloc(s->tokens, s->cap_tokens * sizeof *s->tokens);
+}
+
 void seq_push(struct seq *s, uint32_t token)
 {
-    if (s->n_tokens == s->cap_tokens) {
-        s->cap_tokens *= 2;
-        s->tokens = xrealloc(s->tokens, s->cap_tokens * sizeof *s->tokens);
-    }
+    seq_reserve(s, s->n_tokens + 1);
     s->tokens[s->n_tokens++] = token;
 }
 

@@ -33,7 +33,8 @@ struct seq {
     uint32_t *blocks, n_blocks, cap_blocks;
     struct block_name *names; /* of the full blocks of tokens[], as far as computed */
     uint32_t n_names, cap_names;
-    uint32_t n_named; /* blocks given to the prefix cache, or found in it */
+    uint32_t n_named;    /* blocks given to the prefix cache, or found in it */
+    struct draft *draft; /* its guesses (draft.h); NULL: none so far */
 };
 
 struct inbound; /* a transfer to here (handover.h) */
@@ -74,6 +75,7 @@ bool request_reports_prompt(
 uint32_t request_generated(const struct seq *s); /* tokens generated, those of a replay included */
 
 void seq_push(struct seq *s, uint32_t token);
+void seq_reserve(struct seq *s, uint32_t n); /* room in tokens[] */
 /* Names of all full blocks of tokens[]: the request's own first, then the chain is continued. */
 void seq_extend_names(struct seq *s, uint32_t block_tokens);
 /* Leading full blocks that are cached at s->rank, at least one token left to compute. */

@@ -202,6 +202,7 @@ static int start_engine(struct worker *w, struct err *e)
         .max_rows = (uint32_t)o->max_rows,
         .logit_rows = w->budget.logit_rows,
         .max_running = (uint32_t)o->max_running,
+        .draft_tokens = strcmp(o->speculation, "off") == 0 ? 0 : (uint32_t)o->draft_tokens,
         .max_context = w->budget.context,
         .incarnation = w->start.incarnation,
         .role = w->start.role,

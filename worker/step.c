@@ -111,7 +111,7 @@ static uint32_t step_tokens(const struct engine *g)
     double n = (double)g->prefill_tokens_per_s * (decoding ? STEP_S_DECODING : STEP_S_ALONE);
     uint32_t rows = n > 0 ? (uint32_t)n : STEP_TOKENS_FIRST;
     rows = rows < STEP_TOKENS_MIN ? STEP_TOKENS_MIN : rows >= 32 ? rows / 16 * 16 : rows;
-    rows += decoding ? g->n_running : 0;
+    rows += decoding ? g->n_running + g->drafts.planned : 0;
     return rows < g->c.max_rows ? rows : g->c.max_rows;
 }
 
@@ -196,19 +196,21 @@ static int forward(struct engine *g, const struct schedule_step *step, struct er
 {
     struct step_scratch *t = &g->scratch;
     bool apart = group_has_apart(g->group); /* their KV comes here after the step */
-    t->n_pushes = 0;
+    t->n_pushes = t->prompt_rows = 0;
     for (uint32_t i = 0; i < step->n_picks; i++) {
         struct seq *s = t->seqs[i];
         uint32_t n = step->picks[i].tokens;
-        bool last = s->computed + n == s->n_tokens;
+        uint32_t known = s->n_tokens - s->computed; /* n above it: drafts */
         t->segments[i] = (struct model_segment){.tokens = s->tokens + s->computed,
                                                 .n_tokens = n,
                                                 .start = s->computed,
                                                 .blocks = s->blocks,
                                                 .n_blocks = s->n_blocks,
                                                 .logits_from = request_reports_prompt(s->req) ? 0
-                                                               : last ? n - 1
-                                                                      : n};
+                                                               : n < known                    ? n
+                                                                           : known - 1};
+        if (known > 1)
+            t->prompt_rows += n;
         if (s->req->order_id)
             handover_chunk(g, s, n, &t->pushes[t->n_pushes++]);
     }
@@ -240,16 +242,26 @@ static void measure_group(struct engine *g)
     g->m.seen_wait_ns = r.tensor.wait_ns;
 }
 
-static void measure(struct engine *g, const struct schedule_step *step, double seconds)
+/* Of a step of decodes, what it costs and what a sequence's next token takes: drafts that were
+ * right are tokens too. `whole`: sampling included. */
+static void measure_decode(struct engine *g, const struct schedule_step *step, double seconds,
+                           double whole)
 {
-    uint32_t prompt = 0;
-    for (uint32_t i = 0; i < step->n_picks; i++)
-        prompt += step->picks[i].tokens > 1 ? step->picks[i].tokens : 0;
+    double got = step->n_picks + g->drafts.right;
+    float each = (float)(seconds * step->n_picks / got);
+    g->decode_step_s += (g->decode_step_s > 0 ? .1f : 1) * (each - g->decode_step_s);
+    drafts_cost(g, step->rows, whole);
+}
+
+static void measure(struct engine *g, const struct schedule_step *step, double seconds,
+                    double whole)
+{
+    uint32_t prompt = g->scratch.prompt_rows;
     metric_observe(g->m.step, seconds);
     measure_group(g);
     metric_add(g->m.step_rows, step->rows);
     if (prompt == 0)
-        g->decode_step_s += (g->decode_step_s > 0 ? .1f : 1) * ((float)seconds - g->decode_step_s);
+        measure_decode(g, step, seconds, whole);
     if (prompt < STEP_TOKENS_MIN)
         return;
     float rate = (float)(step->rows / seconds);
@@ -318,9 +330,32 @@ static void finish_all(struct engine *g, struct request *r)
         emit_finish(g, &r->seqs[i], WIRE_FINISH_LENGTH);
 }
 
+/* Each row's token is sampled as if it were alone; the next row counts while its token was guessed.
+ * KV of wrong guesses lies behind `computed` and is written over. */
+static void take_drafts(struct engine *g, struct seq *s, uint32_t n, const float *rows)
+{
+    uint32_t right = 0;
+    for (uint32_t i = 0;; i++) {
+        uint32_t guess = i + 1 < n ? s->tokens[s->n_tokens] : MODEL_NO_TOKEN;
+        s->computed++;
+        seq_name_blocks(s, g->kv);
+        if (!sample_one(g, s, rows + (size_t)i * g->vocab) || i + 1 == n)
+            break;
+        bool same = s->tokens[s->n_tokens - 1] == guess;
+        right += same;
+        if (!same || s->state != SEQ_RUNNING)
+            break;
+    }
+    drafts_learn(g, s, n - 1, right);
+}
+
 static void take_result(struct engine *g, struct seq *s, uint32_t n, const float *rows)
 {
     struct request *r = s->req;
+    if (s->n_tokens - s->computed < n) {
+        take_drafts(g, s, n, rows);
+        return;
+    }
     bool everywhere = request_reports_prompt(r);
     for (uint32_t i = 0; everywhere && i < n; i++)
         emit_prompt(g, s, s->computed + i, rows + (size_t)i * g->vocab);
@@ -356,6 +391,7 @@ bool step_run(struct engine *g)
     struct schedule_queue q;
     grow_scratch(g, g->n_running + LOOK_AHEAD + 1);
     look(g, &q);
+    drafts_plan(g, t->running);
     struct schedule_limits limits = {.step_tokens = step_tokens(g),
                                      .logit_rows = g->c.logit_rows,
                                      .max_running = g->c.max_running,
@@ -381,8 +417,9 @@ bool step_run(struct engine *g)
         return true;
     }
     g->failures = 0;
-    measure(g, &step, (double)(clock_mono_ns() - t0) / 1e9);
+    uint64_t t1 = clock_mono_ns();
     g->status.steps++;
     take_results(g, &step);
+    measure(g, &step, (double)(t1 - t0) / 1e9, (double)(clock_mono_ns() - t0) / 1e9);
     return true;
 }

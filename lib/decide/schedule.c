@@ -191,6 +191,33 @@ static uint32_t admit(struct state *s, const struct schedule_seq *q, uint32_t *b
     return n;
 }
 
+/* Drafts of the decodes that were picked: of what nobody else needs. */
+static void pick_drafts(struct state *s)
+{
+    struct schedule_step *t = s->step;
+    uint32_t logits = s->logits_left / 2;
+    promise(s);
+    for (uint32_t i = 0; i < t->n_picks && !t->n_preempted; i++) {
+        const struct schedule_seq *q = &s->queue->running[t->picks[i].index];
+        struct rank *r = rank_of(s, q);
+        uint32_t n = q->drafts < logits ? q->drafts : logits, have = missing(s, q, 1), more;
+        n = n < s->rows_left ? n : s->rows_left;
+        more = missing(s, q, 1 + n) - have;
+        if (more && more + r->owed + (uint64_t)s->limits->spare_blocks * r->running > r->free) {
+            n = (q->blocks + have) * s->limits->block_tokens - q->computed - 1;
+            more = 0;
+        }
+        t->picks[i].tokens += n;
+        t->rows += n;
+        t->logits += n;
+        t->blocks_taken += more;
+        s->rows_left -= n;
+        s->logits_left -= n;
+        r->free -= more;
+        logits -= n;
+    }
+}
+
 static void pick_new(struct state *s)
 {
     promise(s);
@@ -242,6 +269,7 @@ void schedule(const struct schedule_limits *limits, const struct schedule_queue 
     step->rows = step->logits = step->blocks_taken = 0;
     find_expired(&s);
     pick_decodes(&s);
+    pick_drafts(&s);
     pick_begun(&s);
     if (!step->n_preempted)
         pick_new(&s);

@@ -9,10 +9,12 @@
  * Memory (vLLM v1's rules): a decode that finds no free block preempts the youngest sequence that
  * may be preempted; without a younger one it waits, blocks in hand, for the older ones (the oldest
  * always runs). The caller frees the victim's blocks and puts it at the head of the queue; it will
- * be recomputed, to the same bits. A begun prompt shrinks its chunk, and preempts only when nothing
- * else can run. New sequences are admitted only in steps without preemption, and, while others run,
- * only with room for their whole prompt. A pinned sequence (a prompt being pushed to another
- * worker) is never preempted and gets all its blocks when admitted.
+ * be recomputed, to the same bits. A decode's drafts (lib/decide/speculate.h) take rows, at most
+ * half of the logits and blocks that nobody else was promised; they never preempt. A begun prompt
+ * shrinks its chunk, and preempts only when nothing else can run. New sequences are admitted only
+ * in steps without preemption, and, while others run, only with room for their whole prompt. A
+ * pinned sequence (a prompt being pushed to another worker) is never preempted and gets all its
+ * blocks when admitted.
  *
  * With data-parallel attention a sequence lies at one of several ranks, whose blocks are its own:
  * what is said of memory and of others that run holds rank by rank. Rows, logits and sequences are
@@ -46,6 +48,7 @@ struct schedule_seq {
                              nobody holds */
     uint64_t deadline_ns; /* 0: none */
     uint32_t rank;        /* of its blocks; < SCHEDULE_RANKS_MAX */
+    uint32_t drafts;      /* of a decode: rows that it would like besides its one */
     bool pinned;          /* never preempted, all blocks at admission */
     bool held;            /* not to be run now: waits for a grant or for its blocks' release */
     bool logits_everywhere; /* each row gives logits (prompt logprobs), else only the last row of

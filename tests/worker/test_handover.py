@@ -25,14 +25,15 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def fleet(folder):
     workers = {"P": Worker(folder, "prefill", *SHM), "D": Worker(folder, "decode", *SHM),
-               "T": Worker(folder, "decode", *SHM, "--xfer", "tcp"), "U": Worker(folder, "unified", *SHM)}
+               "T": Worker(folder, "decode", *SHM, "--xfer", "tcp"),
+               "U": Worker(folder, "unified", *SHM, "--speculation", "off")}  # what the others are compared with
     yield workers
     for w in workers.values():
         w.stop()
 
 
 def mixed(n, seed):
-    """Requests as keyword arguments: greedy and seeded, choices, penalties, logprobs, shared prefixes."""
+    """Requests as keyword arguments: greedy and seeded, choices, penalties, logprobs, shared prefixes, repetitions."""
     r = random.Random(seed)
     prefixes = [[r.randrange(5, VOCAB) for _ in range(70)] for _ in range(2)]
     out = []
@@ -46,6 +47,11 @@ def mixed(n, seed):
                       min_p=r.choice([0.0, .02]))
         if i % 3 == 0:
             kw.update(repetition=1.2, presence=.3, frequency=.2, bias=[(r.randrange(VOCAB), 3.0)])
+        if i % 5 == 1:  # text that repeats itself, so that drafts are right and wrong
+            period = [r.randrange(5, VOCAB) for _ in range(r.randrange(2, 9))]
+            kw.update(tokens=tokens[:20] + period * 6, max_tokens=r.randrange(8, 40))
+        if i % 10 == 1:
+            kw.update(temperature=0.0)
         if i % 4 == 0:
             kw["flags"] |= NO_CACHE
         if i % 9 == 0:
@@ -78,7 +84,36 @@ def alone(fleet, requests):
     for a in answers:
         assert a.error is None and a.usage["kv_bytes"] == 0 and a.usage["prefill"] == "self"
     fleet["U"].wait_idle()
+    assert drafts(fleet["U"]) == (0, 0)
     return answers
+
+
+def test_drafts_change_no_bit(folder, requests, alone):
+    w = Worker(folder, "unified")
+    try:
+        for width in (1, 8):
+            before = drafts(w)
+            answers = run_all(requests, lambda kw: w.generate(**kw), width)
+            for i, (kw, a, b) in enumerate(zip(requests, answers, alone)):
+                assert a.error is None, (i, a.error)
+                assert a.keys() == b.keys(), (i, kw)
+            check_drafts(w, before)
+        w.wait_idle()
+    finally:
+        w.stop()
+
+
+def drafts(worker):
+    """Tokens drafted, and of them accepted, since the worker began."""
+    lines = [x.split() for x in worker.get("/metrics")[1].decode().splitlines() if not x.startswith("#")]
+    values = {x[0]: float(x[1]) for x in lines if len(x) == 2}
+    return values["baton_worker_draft_tokens_total"], values["baton_worker_draft_tokens_accepted_total"]
+
+
+def check_drafts(worker, before=(0, 0)):
+    drafted, accepted = (a - b for a, b in zip(drafts(worker), before))
+    print("drafted", drafted, "accepted", accepted)
+    assert accepted > 0 and drafted > accepted
 
 
 def check_bytes(worker, kw, usage):
@@ -95,7 +130,7 @@ def check_bytes(worker, kw, usage):
 def test_prefill_elsewhere_gives_the_same_bits(fleet, requests, alone, decode):
     p, d = fleet["P"], fleet[decode]
     part = slice(0, None) if decode == "D" else slice(0, len(requests) // 4 + 1)
-    before = p.state()["totals"]
+    before, guessed = p.state()["totals"], drafts(d)
     assert p.incarnation != d.incarnation
     answers = run_all(requests[part], lambda kw: d.generate(prefill=p.peer, **kw))
     for i, (kw, a, b) in enumerate(zip(requests[part], answers, alone[part])):
@@ -106,6 +141,7 @@ def test_prefill_elsewhere_gives_the_same_bits(fleet, requests, alone, decode):
     p.wait_idle()
     d.wait_idle()
     assert p.state()["totals"]["kv_bytes_out"] - before["kv_bytes_out"] == moved
+    check_drafts(d, guessed)
     text = p.get("/metrics")[1].decode()
     path = "shm" if decode == "D" else "tcp"
     assert 'baton_kv_transfer_bytes_total{path="%s"' % path in text
@@ -120,12 +156,14 @@ def test_preemption_changes_no_bit(folder, fleet, requests, alone):
             assert a.error is None, (i, a.error)
             assert a.keys() == b.keys(), i
         assert w.wait_idle()["totals"]["preemptions"] > 0
+        check_drafts(w)
     finally:
         w.stop()
 
 
 def test_a_replay_continues_exactly(fleet, requests, alone):
     p, d = fleet["P"], fleet["D"]
+    before = drafts(d)
     for i, (kw, whole) in enumerate(zip(requests, alone)):
         n = len(whole.tokens)
         if kw["n"] != 1 or n < 2 or kw["flags"] & PROMPT_LOGPROBS:
@@ -135,6 +173,7 @@ def test_a_replay_continues_exactly(fleet, requests, alone):
         rest = d.generate(generated=whole.ids()[:cut], **peer, **kw)
         assert rest.error is None
         assert [r.key() for r in rest.tokens] == [r.key() for r in whole.tokens[cut:]], i
+    check_drafts(d, before)
 
 
 # ---- whoever leaves, whenever: blocks are free within a second ----

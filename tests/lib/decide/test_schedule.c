@@ -136,10 +136,13 @@ static void check_step(const struct schedule_limits *l, const struct schedule_qu
         seen[p.admitted][p.index] = true;
         assert_false(is_gone(p.index, p.admitted));
         assert_false(s->held);
-        assert_true(p.tokens > 0 && p.tokens <= s->tokens - s->computed);
+        uint32_t left = s->tokens - s->computed;
+        bool drafts = p.tokens > left;
+        assert_true(p.tokens > 0 && p.tokens <= left + (left == 1 ? s->drafts : 0));
+        assert_false(drafts && p.admitted);
         assert_false(p.admitted && step.n_preempted);
         rows += p.tokens;
-        logits += s->logits_everywhere ? p.tokens : s->computed + p.tokens == s->tokens;
+        logits += s->logits_everywhere || drafts ? p.tokens : p.tokens == left;
         uint32_t upto = p.admitted && s->pinned ? s->tokens : s->computed + p.tokens;
         uint32_t need = (upto + l->block_tokens - 1) / l->block_tokens;
         taken[s->rank] +=
@@ -181,6 +184,7 @@ static void random_queues_keep_the_guarantees(void **state)
             if (s->pinned && i < nr)
                 s->blocks = (s->tokens + 15) / 16;
             s->held = rng_below(&g, 8) == 0;
+            s->drafts = i < nr && rng_below(&g, 2) ? (uint32_t)rng_below(&g, 20) : 0;
             s->logits_everywhere = rng_below(&g, 8) == 0;
             s->deadline_ns = rng_below(&g, 10) ? 0 : 500 + rng_below(&g, 1000);
         }
@@ -202,7 +206,7 @@ struct life {
 
 struct world {
     struct life *running[MAX], *waiting[MAX];
-    uint32_t nr, nw, free[RANKS], preemptions;
+    uint32_t nr, nw, free[RANKS], preemptions, drafts;
 };
 
 static void drop(struct life **a, uint32_t *n, uint32_t i)
@@ -227,8 +231,10 @@ static void live_through(struct world *v, const struct schedule_limits *l)
     assert_true(step.n_picks > 0);
     for (uint32_t i = 0; i < step.n_picks; i++) {
         struct life *x = picks[i].admitted ? was[picks[i].index] : ran[picks[i].index];
-        x->s.computed += picks[i].tokens;
-        uint32_t need = (x->s.computed + l->block_tokens - 1) / l->block_tokens;
+        uint32_t upto = x->s.computed + picks[i].tokens;
+        uint32_t need = (upto + l->block_tokens - 1) / l->block_tokens;
+        x->s.computed = upto < x->s.tokens ? upto : x->s.tokens; /* no draft was right */
+        v->drafts += upto - x->s.computed;
         v->free[x->s.rank] -= need > x->s.blocks ? need - x->s.blocks : 0;
         x->s.blocks = x->s.idle_blocks = need > x->s.blocks ? need : x->s.blocks;
         if (x->s.computed == x->s.tokens && x->s.tokens < x->final)
@@ -264,7 +270,7 @@ static void every_sequence_that_fits_alone_ends(void **state)
 {
     (void)state;
     struct rng g = {7};
-    uint32_t preemptions = 0;
+    uint32_t preemptions = 0, drafts = 0;
     for (int round = 0; round < 300; round++) {
         struct life lives[12] = {{{0}, 0, false}};
         uint32_t pool = 4 + (uint32_t)rng_below(&g, 12);
@@ -276,6 +282,7 @@ static void every_sequence_that_fits_alone_ends(void **state)
             lives[i].final = 1 + (uint32_t)rng_below(&g, 16 * pool);
             lives[i].s.tokens = 1 + (uint32_t)rng_below(&g, lives[i].final);
             lives[i].s.rank = (uint32_t)rng_below(&g, ranks);
+            lives[i].s.drafts = (uint32_t)rng_below(&g, 5);
             v.waiting[v.nw++] = &lives[i];
         }
         for (int t = 0; v.nr + v.nw; t++) {
@@ -285,8 +292,29 @@ static void every_sequence_that_fits_alone_ends(void **state)
         for (uint32_t i = 0; i < RANKS; i++)
             assert_int_equal(v.free[i], pool);
         preemptions += v.preemptions;
+        drafts += v.drafts;
     }
-    assert_true(preemptions > 100);
+    assert_true(preemptions > 100 && drafts > 1000);
+}
+
+static void drafts_take_what_nobody_else_needs(void **state)
+{
+    (void)state;
+    struct schedule_seq r[] = {{.tokens = 21, .computed = 20, .blocks = 2, .drafts = 10},
+                               {.tokens = 31, .computed = 30, .blocks = 2, .drafts = 3},
+                               {.tokens = 60, .computed = 16, .blocks = 1}};
+    run(&lim, r, 3, NULL, 0, 100);
+    assert_int_equal(picks[0].tokens, 1 + 3); /* half of the logits that decodes leave */
+    assert_int_equal(picks[1].tokens, 1);
+    assert_int_equal(picks[2].tokens, 44);
+    assert_int_equal(step.logits, 2 + 3 + 1);
+    r[0].drafts = 1;
+    run(&lim, r, 3, NULL, 0, 5); /* three are the prompt's, one is left free for each that runs */
+    assert_int_equal(picks[0].tokens, 2);
+    assert_int_equal(picks[1].tokens, 2); /* the third row would begin a block */
+    run(&lim, r, 2, NULL, 0, 3);
+    assert_int_equal(picks[1].tokens, 3);
+    assert_int_equal(step.blocks_taken, 1);
 }
 
 static void a_rank_without_blocks_preempts_its_own_youngest(void **state)
@@ -329,6 +357,7 @@ int main(void)
         cmocka_unit_test(what_is_past_its_deadline_is_reported_and_not_run),
         cmocka_unit_test(random_queues_keep_the_guarantees),
         cmocka_unit_test(every_sequence_that_fits_alone_ends),
+        cmocka_unit_test(drafts_take_what_nobody_else_needs),
         cmocka_unit_test(a_rank_without_blocks_preempts_its_own_youngest),
         cmocka_unit_test(a_prompt_stuck_at_one_rank_does_not_wait_for_the_others_to_rest),
     };
