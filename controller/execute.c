@@ -417,7 +417,7 @@ static void on_done(const struct kube_result *r, void *ctx)
 static bool may_send(const void *ctx)
 {
     const struct ctl *c = ((const struct step *)ctx)->turn->ctl;
-    return c->leading && (!c->lease || kube_lease_valid(c->lease));
+    return c->leading && (!c->lease || kube_lease_valid(c->lease) || !GUARD(fencing));
 }
 
 static void send_step(struct turn *t, struct step *s)

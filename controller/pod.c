@@ -1,8 +1,10 @@
 /* The pod of one group, as docs/contracts.md has it. */
 #include "controller/controller.h"
+#include "controller/restart.h"
 #include "controller/source.h"
 #include "controller/standby.h"
 #include "lib/base/clock.h"
+#include "lib/decide/guard.h"
 #include "lib/decide/hash.h"
 
 #include <errno.h>
@@ -133,6 +135,10 @@ void pod_revision(const struct kube_infd *d, const struct infd_role *role, char 
              (long long)d->model_max_context_tokens, (long long)p->tensor, (long long)p->pipeline,
              (long long)p->expert, (long long)p->data, (long long)d->kv_block_tokens,
              (long long)d->engine_port, (unsigned long long)pod_drain_seconds(d));
+    if (!GUARD(replicas_no_revision)) {
+        size_t n = strlen(numbers);
+        snprintf(numbers + n, sizeof numbers - n, " replicas=%lld", (long long)role->replicas);
+    }
     struct hash_part parts[17] = {
         {"model", d->model_name},         {"source", d->model_source},
         {"sha256", d->model_sha256},      {"numbers", numbers},
@@ -373,6 +379,8 @@ json_t *pod_body(const struct ctl *c, const struct kube_infd *d, const struct re
         source_mount(d, spec);
     standby_place(c, d, role, spec);
     group_place(spec, c, role, a);
+    if (d->engine_template)
+        restart_together(c, spec);
     return json_pack("{s:s, s:s, s:o, s:o}", "apiVersion", "v1", "kind", "Pod", "metadata",
                      group_metadata(d, a), "spec", spec);
 }

@@ -234,7 +234,8 @@ static void on_acquired(void *ctx)
 
 static void on_lost(void *ctx)
 {
-    stop(ctx, 1);
+    if (GUARD(fencing))
+        stop(ctx, 1);
 }
 
 static void on_released(void *ctx)

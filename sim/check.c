@@ -436,6 +436,22 @@ static void see_pool(json_t *old, json_t *now)
                    (long long)after);
 }
 
+/* One controller writes: the one that the Lease names. */
+static char leader[80];
+
+static void see_lease(const json_t *now)
+{
+    snprintf(leader, sizeof leader, "%s", json_str_at(now, "spec.holderIdentity", ""));
+}
+
+void check_leads(const char *who, const char *path)
+{
+    size_t n = strlen(who);
+    check_count++;
+    if (*leader && (strncmp(leader, who, n) != 0 || leader[n] != '_'))
+        check_fail("%s writes %s while %s leads", who, path, leader);
+}
+
 static bool same(const json_t *a, const json_t *b)
 {
     return (!a && !b) || json_equal(a, b);
@@ -461,6 +477,8 @@ void check_event(const char *plural, json_t *old, json_t *now)
         see_pool(old, now);
     } else if (IS(plural, "pods")) {
         see_pod(old, now);
+    } else if (IS(plural, "leases")) {
+        see_lease(now);
     } else if (!old && by_controller() &&
                (IS(plural, "secrets") || IS(plural, "poddisruptionbudgets") ||
                 IS(plural, "controllerrevisions"))) {

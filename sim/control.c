@@ -129,6 +129,7 @@ static void on_write(struct proc *p, const char *method, const char *path, int s
     if (status >= 300 || strstr(path, "/leases") || strstr(path, "/events"))
         return;
     control_writes++;
+    check_leads(p->name, path);
     if (control_writes != kill_after)
         return;
     for (unsigned i = 0; i < n_controls; i++)

@@ -122,6 +122,7 @@ bool user_busy(void); /* something is to come yet */
 
 /* ---- check.c ---- */
 void check_event(const char *plural, json_t *old, json_t *now); /* each committed write */
+void check_leads(const char *who, const char *path);            /* a controller's write succeeded */
 bool check_settled(char *why, size_t n);                        /* nothing is left to do */
 void check_end(void);                                           /* what must hold at the end */
 void check_fail(const char *fmt, ...) __attribute__((format(printf, 1, 2)));

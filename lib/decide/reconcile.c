@@ -117,7 +117,7 @@ bool rec_live(const struct rec_pod *p)
 
 bool rec_current(const struct rec *r, const struct rec_pod *p, enum rec_role role)
 {
-    const char *want = r->s->roles[role].revision;
+    const char *want = GUARD(role_revision) ? r->s->roles[role].revision : r->s->revision;
     return want && p->revision && strcmp(want, p->revision) == 0;
 }
 
@@ -183,7 +183,8 @@ static int32_t number_of(struct rec *r, enum rec_role i)
     const struct rec_pool *pool = &role->pool;
     const char *name = rec_role_name(i);
     int32_t want = pool->replicas;
-    bool changed = role->replicas >= 0 && role->replicas != pool->last_replicas;
+    int32_t before = GUARD(one_owner_of_replicas) ? pool->last_replicas : pool->replicas;
+    bool changed = role->replicas >= 0 && role->replicas != before;
     if (changed)
         want = role->replicas;
     else if (want < 0)

@@ -380,7 +380,8 @@ void rec_groups(struct rec *r)
         if (t->size <= 1 || t->gone || !rec_live(&t->sum))
             continue;
         if (t->there < t->size) {
-            complete(r, t);
+            if (GUARD(half_made))
+                complete(r, t);
             continue;
         }
         if (!t->flipped)

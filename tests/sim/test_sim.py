@@ -1,0 +1,59 @@
+"""The control plane in virtual time (sim/): the real controller and the embedded API server under faults drawn from a seed.
+`make sim` runs 10,000 seeds; a failing seed replays with baton-sim-control --seed N --trace."""
+import re
+import subprocess
+
+import pytest
+
+from conftest import ROOT, program
+
+
+def sim(*args):
+    p = subprocess.run([program("baton-sim-control"), *map(str, args)], cwd=ROOT, stdout=subprocess.PIPE,
+                       stderr=subprocess.STDOUT, text=True, timeout=600)
+    return p.returncode, p.stdout
+
+
+def number(text, pattern):
+    m = re.search(pattern, text)
+    assert m, text
+    return int(m[1])
+
+
+@pytest.mark.parametrize("first", [1, 41, 81, 121])
+def test_invariants_hold_and_it_settles_whatever_fails(first):
+    code, text = sim("--seed", first, "--runs", 40, "--keep-going")
+    assert code == 0, text
+    assert number(text, r"runs (\d+), failed 0") == 40
+    assert number(text, r"checked (\d+) times") > 2000, "the invariants were hardly looked at"
+    assert number(text, r"(\d+) killed") > 10
+    assert number(text, r"partitions (\d+)") > 10
+
+
+def test_a_seed_replays_to_the_same_trace():
+    a, b = (sim("--seed", 11, "--trace")[1] for _ in range(2))
+    strip = re.compile(r"; CPU .*")
+    assert strip.sub("", a) == strip.sub("", b)
+    assert len(a.splitlines()) > 100
+
+
+@pytest.mark.parametrize("story, pods, least", [("create", 1, 15), ("scale", 1, 10), ("restart", 2, 30), ("replace", 1, 15),
+                                                ("delete", 1, 15)])
+def test_killed_after_every_write_it_converges(story, pods, least):
+    """Exact pods, none left over, budgets kept: whichever write was the last of a controller."""
+    code, text = sim("--story", story, "--pods", pods, "--everywhere", "--keep-going")
+    assert code == 0, text
+    assert number(text, r": (\d+) writes, a kill after each") >= least
+
+
+@pytest.mark.parametrize("kill", [50, 57, 63, 70])
+def test_killed_in_a_rollout_it_keeps_the_budget(kill):
+    code, text = sim("--story", "rollout", "--kill", kill)
+    assert code == 0, text
+    assert number(text, r"(\d+) killed") == 1
+
+
+def test_no_more_is_made_for_a_deployment_that_is_gone():
+    """A silent watch of deployments: what the cache says of one is asked of the API server before anything is made for it."""
+    code, text = sim("--seed", 814)
+    assert code == 0, text
