@@ -28,6 +28,7 @@ BUILD = pathlib.Path(os.environ.get("BATON_BUILD", ROOT / "build")).resolve()
 NS = "baton"
 HISTOGRAMS = {"a key waits in the queue": "baton_controller_queue_seconds",
               "decision (caches to requests that are ready)": "baton_controller_decide_seconds",
+              "decision, its CPU time": "baton_controller_decide_cpu_seconds",
               "one write, as the controller sees it": "baton_controller_request_seconds",
               "reconciliation, its requests included": "baton_controller_reconcile_seconds"}
 SERVER = "one POST of a pod, as the API server sees it (apiserver_request_duration_seconds)"
@@ -155,7 +156,7 @@ class Run:
     def __init__(self, options, folder):
         self.o, self.c = options, Cluster(pathlib.Path(folder) / "cluster")
         self.pods = options.deployments * options.pods
-        self.rows = []
+        self.rows, self.want = [], self.pods  # want: pods made in all
         self.every = 5 if self.pods > 2000 else 1
 
     def row(self, what, value):
@@ -301,14 +302,14 @@ class Run:
         self.exact("replacement")
 
     def delete_some(self):
-        self.made_before = self.pods_made()
+        before = self.pods_made()
         names = self.c.kubectl("-n", NS, "get", "pods", "-o", "name").split()[::50]
         self.c.kubectl("-n", NS, "delete", "--wait=false", *names, timeout=300)
-        self.deleted = len(names)
-        return self.deleted
+        self.want = before + len(names)
+        return len(names)
 
     def wait_for_all(self):
-        until(lambda: self.pods_made() >= self.made_before + self.deleted and self.count("readyReplicas") >= self.pods, 900, "replacements", 2)
+        until(lambda: self.pods_made() >= self.want and self.count("readyReplicas") >= self.pods, 900, "replacements", 2)
 
     def rest(self):
         before = self.mark(self.lead)
@@ -318,24 +319,25 @@ class Run:
     def fail_over(self, when):
         """The leader is killed with -9: the time until the next one leads, has listed everything, and has made a pod."""
         self.lead.kill()
-        killed = time.time()
+        killed, left = time.time(), self.pods_made() < self.want
         leads = listed = None
-        while not (self.next.first_pod(killed) and listed):
+        while not listed or (left and not self.next.first_pod(killed)):
             state = self.next.state()
             leads = leads or (time.time() - killed if state["leading"] else None)
             listed = listed or (time.time() - killed if state["leading"] and state["synced"] else None)
             if time.time() - killed > 300:
                 raise SystemExit("the next leader makes no pod")
             time.sleep(0.2)
+        first = f"{self.next.first_pod(killed):.1f} s" if left else "none was left to make"
         self.row(f"leader killed (-9) {when}: the next one leads / has listed everything / has made its first pod after (a Lease lives 15 s)",
-                 f"{leads:.1f} s / {listed:.1f} s / {self.next.first_pod(killed):.1f} s")
+                 f"{leads:.1f} s / {listed:.1f} s / {first}")
         self.lead, self.next = self.next, self.controller()
 
     def failover(self):
         """At rest: the leader is killed, and pods are deleted at the same time."""
         started = time.monotonic()
-        self.delete_some()
-        self.fail_over(f"at rest, as {self.deleted} pods are deleted")
+        n = self.delete_some()
+        self.fail_over(f"at rest, as {n} pods are deleted")
         self.wait_for_all()
         self.row("all of them replaced and ready after", f"{time.monotonic() - started:.0f} s")
         self.row("memory of the new leader", self.lead.memory_text())
