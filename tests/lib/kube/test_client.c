@@ -12,6 +12,7 @@ struct result {
     char reason[64], msg[512];
     unsigned retry_after_ms, n;
     json_t *object;
+    char text[256];
 };
 
 static void on_done(const struct kube_result *r, void *ctx)
@@ -23,6 +24,7 @@ static void on_done(const struct kube_result *r, void *ctx)
     snprintf(out->reason, sizeof out->reason, "%s", r->reason);
     snprintf(out->msg, sizeof out->msg, "%s", r->err.msg);
     out->object = json_incref(r->object);
+    snprintf(out->text, sizeof out->text, STR_FMT, STR_ARG(r->text));
     out->n++;
     uv_stop(&out->s->loop);
 }
@@ -191,6 +193,26 @@ static void retry_after_is_read_from_the_header_and_the_body(void **state)
     apiserver_stop(&s);
 }
 
+static void an_answer_may_be_wanted_as_text(void **state)
+{
+    struct apiserver s;
+    struct answer script[] = {{.body = "{\"kind\": \"Pod\"}"},
+                              {.status = 409, .body = "{\"reason\":\"AlreadyExists\"}"}};
+    struct kube_call c = {
+        .verb = KUBE_GET, .kind = &kube_pods, .namespace = "d", .name = "a", .text_only = true};
+    struct result r;
+    (void)state;
+    apiserver_start(&s, script, 2);
+    call(&s, &c, &r);
+    assert_null(r.object);
+    assert_string_equal(r.text, "{\"kind\": \"Pod\"}");
+    call(&s, &c, &r);
+    assert_int_equal(r.code, EEXIST);
+    assert_string_equal(json_str_at(r.object, "reason", ""), "AlreadyExists");
+    json_decref(r.object);
+    apiserver_stop(&s);
+}
+
 static void a_redirect_is_not_followed(void **state)
 {
     struct answer script[] = {
@@ -347,6 +369,7 @@ int main(void)
         cmocka_unit_test(each_verb_has_its_method_path_and_type),
         cmocka_unit_test(status_objects_become_a_reason_and_a_sentence),
         cmocka_unit_test(retry_after_is_read_from_the_header_and_the_body),
+        cmocka_unit_test(an_answer_may_be_wanted_as_text),
         cmocka_unit_test(a_redirect_is_not_followed),
         cmocka_unit_test(a_server_that_is_not_there_is_an_error_with_its_address),
         cmocka_unit_test(a_client_freed_with_calls_under_way_makes_no_callback),

@@ -198,6 +198,26 @@ static void the_earlier_of_two_delays_wins_and_an_add_does_not_cancel_it(void **
     stop(&b);
 }
 
+static void how_long_a_key_waited_for_its_turn_is_known(void **state)
+{
+    struct bench b;
+    (void)state;
+    start(&b, 1);
+    b.hold = true;
+    queue_add(b.q, "a");
+    turn(&b, 5);
+    assert_in_range(queue_waited_ns(b.q), 0, 4 * NS_PER_S);
+    queue_add(b.q, "b"); /* waits for a */
+    turn(&b, 60);
+    release(&b, "a");
+    turn(&b, 5);
+    assert_string_equal(b.log, "a b ");
+    assert_in_range(queue_waited_ns(b.q), 60 * NS_PER_MS, 60 * NS_PER_S);
+    release(&b, "b");
+    turn(&b, 5);
+    stop(&b);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -207,6 +227,7 @@ int main(void)
         cmocka_unit_test(failures_wait_longer_and_longer_until_one_succeeds),
         cmocka_unit_test(adds_do_not_cut_a_back_off_short),
         cmocka_unit_test(the_earlier_of_two_delays_wins_and_an_add_does_not_cancel_it),
+        cmocka_unit_test(how_long_a_key_waited_for_its_turn_is_known),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
