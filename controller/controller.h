@@ -55,6 +55,7 @@ struct ctl {
     struct access *access; /* NULL until rights_start */
     struct load *load;
     struct standby *standby; /* standby.h */
+    struct restart *restart; /* restart.h; NULL: not started */
     struct expected *expected;
     struct doubt *doubts; /* doubt.c */
     uv_timer_t resync, ask_gang;

@@ -1,6 +1,6 @@
 /* baton-controller: makes, scales, rolls, drains and heals the worker pods of InferenceDeployments.
  */
-#include "controller/controller.h"
+#include "controller/restart.h"
 #include "controller/uninstall.h"
 #include "lib/base/conf.h"
 #include "lib/base/log.h"
@@ -24,6 +24,8 @@ static int start(struct ctl *c, struct err *e)
         rc = ctl_start(c, &config, e);
     if (!rc)
         rc = rights_start(c, e);
+    if (!rc)
+        rc = restart_start(c, e);
     if (!rc)
         expose_start(c);
     kube_config_fini(&config);
@@ -70,6 +72,7 @@ int main(int argc, char **argv)
     uv_close((uv_handle_t *)&term, NULL);
     uv_close((uv_handle_t *)&interrupt, NULL);
     expose_stop(&c);
+    restart_stop(&c);
     ctl_finish(&c);
     (void)uv_loop_close(&loop); /* busy only when a handle could not be closed in time */
     return c.exit_code;

@@ -1,5 +1,6 @@
 /* The pod of one group, as docs/contracts.md has it. */
 #include "controller/controller.h"
+#include "controller/restart.h"
 #include "controller/source.h"
 #include "controller/standby.h"
 #include "lib/base/clock.h"
@@ -378,6 +379,8 @@ json_t *pod_body(const struct ctl *c, const struct kube_infd *d, const struct re
         source_mount(d, spec);
     standby_place(c, d, role, spec);
     group_place(spec, c, role, a);
+    if (d->engine_template)
+        restart_together(c, spec);
     return json_pack("{s:s, s:s, s:o, s:o}", "apiVersion", "v1", "kind", "Pod", "metadata",
                      group_metadata(d, a), "spec", spec);
 }

@@ -96,6 +96,10 @@ e2e-sources: setup-test ## models from a PersistentVolumeClaim and from an image
 	@$(SUBMAKE) build
 	@"$(CACHE)/venv/bin/python" -m pytest -q -s -p no:cacheprovider e2e/test_sources.py
 
+e2e-inplace: setup-test ## all containers of a user's pod start again in place, on a real kubelet (needs root, one minute)
+	@$(SUBMAKE) build
+	@"$(CACHE)/venv/bin/python" -m pytest -q -s -p no:cacheprovider e2e/test_inplace.py
+
 e2e-smoke: setup-test ## a real Kubernetes of two nodes: helm install, answer, scale, uninstall (needs root; part of `make test`)
 	@$(SUBMAKE) build
 	@tools/run-tests --log build/test "pytest:real cluster:e2e/smoke.py"

@@ -144,6 +144,7 @@ char *kube_path(const struct kube_call *call)
     rc = rc ? rc : put_arg(&b, &first, "fieldManager", writes ? call->field_manager : NULL);
     rc = rc ? rc
             : put_arg(&b, &first, "force", call->verb == KUBE_APPLY && call->force ? "true" : NULL);
+    rc = rc ? rc : put_arg(&b, &first, "dryRun", writes && call->dry_run ? "All" : NULL);
     rc = rc ? rc : put_arg(&b, &first, "labelSelector", call->label_selector);
     rc = rc ? rc : put_arg(&b, &first, "fieldSelector", call->field_selector);
     if (rc) {

@@ -75,8 +75,9 @@ struct kube_call {
     const char *uid, *resource_version;          /* preconditions of a delete */
     int64_t grace_seconds; /* of a delete; 0: the object's own (use force_now for 0) */
     bool force_now;
-    unsigned timeout_ms;               /* of one sending; 0: 15,000 */
-    bool urgent;                       /* never waits, is not sent again */
+    bool dry_run;        /* create, update, apply, patch: checked and answered, not carried out */
+    unsigned timeout_ms; /* of one sending; 0: 15,000 */
+    bool urgent;         /* never waits, is not sent again */
     bool (*may_send)(const void *ctx); /* optional: asked when a request that waited is about to be
                                           sent; false: done with ECANCELED */
     bool text_only;    /* the answer is wanted as text (lib/json/view_scan.h reads it) */

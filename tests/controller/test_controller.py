@@ -327,3 +327,20 @@ def test_a_server_of_the_users_own_runs_from_its_template(world):
     assert pod["spec"]["containers"][0]["image"] == "example/server"
     assert "readinessGates" not in pod["spec"]
     assert world.get("wp", "chat-unified")["spec"]["role"] == "unified"
+
+
+def test_containers_of_a_users_template_restart_together_where_the_server_can(world):
+    """kube-apiserver 1.37 can; the embedded one takes the rule, and its kubelet restarts the container that ended."""
+    c = world.controller()
+    wait(lambda: "when one container of several fails" in c.log())
+    d = infd()
+    del d["spec"]["prefill"], d["spec"]["decode"]
+    d["spec"].update(unified={"replicas": 1}, routing={"disaggregation": "never"}, engine={"port": 9000, "template": {
+        "spec": {"containers": [{"name": "server", "image": "example/server"}, {"name": "proxy", "image": "example/proxy"}]}}})
+    world.apply(d)
+    wait(counts(world, unified=1))
+    server, proxy = world.pods("unified")[0]["spec"]["containers"]
+    rules = [{"action": "RestartAllContainers", "exitCodes": {"operator": "NotIn", "values": [0]}}]
+    assert server["restartPolicyRules"] == rules
+    assert "restartPolicyRules" not in proxy
+    assert not [p for p in world.get("pods")["items"] if p["metadata"]["name"].startswith("baton-asks")]
