@@ -30,6 +30,7 @@ struct layouts {
     uint64_t move_bytes;
     enum group_halves halves;
     uint32_t threads; /* of a rank; 0: 1 */
+    uint32_t limit_s; /* 0: 300 */
 };
 
 struct layouts_result {
@@ -208,7 +209,7 @@ static inline void layouts_run(struct layouts *l, struct layouts_result *out)
     struct ranks r;
     uint32_t n = model_layout_ranks(&l->layout);
     ranks_init(&r, n, l->per_host ? l->per_host : n, sizeof *out);
-    r.limit_s = 300;
+    r.limit_s = l->limit_s ? l->limit_s : 300;
     ranks_start(&r, layouts_rank, l);
     int worst = ranks_wait(&r, NULL);
     memcpy(out, r.shared, sizeof *out);

@@ -48,7 +48,8 @@ static void run(const char *path, float bound)
                             .steps = 63,
                             .chunk = 48,
                             .kv = MODEL_KV_F32,
-                            .seed = 5};
+                            .seed = 5,
+                            .limit_s = 3600};
         layouts_run(&l, &r);
         assert_true(r.max_delta <= bound);
         assert_int_equal(r.differ, 0);
