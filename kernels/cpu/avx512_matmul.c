@@ -7,6 +7,7 @@
     (256u << 10) /* weights that stay in the second-level cache while tokens pass                  \
                   */
 #define TILE_TOKENS 8
+#define AHEAD       8 /* blocks: what memory takes to answer */
 
 /* What a tile reads and writes. */
 struct tile {
@@ -144,8 +145,8 @@ INLINE void prefetch(const struct tile *k, int ng, uint32_t b, size_t code_bytes
     UNROLL
     for (int g = 0; g < ng; g++)
         for (size_t i = 0; i < code_bytes; i += 64)
-            _mm_prefetch((const char *)k->rec + (size_t)g * k->group_bytes + (b + 4) * code_bytes +
-                             i,
+            _mm_prefetch((const char *)k->rec + (size_t)g * k->group_bytes +
+                             (b + AHEAD) * code_bytes + i,
                          _MM_HINT_T0);
 }
 
@@ -162,8 +163,7 @@ INLINE void tile_run(const struct tile *k, enum mat_form form, int ng, int nt)
             out[g][t] = _mm512_setzero_ps();
     }
     for (uint32_t b = 0; b < k->n_blocks; b++) {
-        if (nt <= 2)
-            prefetch(k, ng, b, nibbles ? 256 : 512);
+        prefetch(k, ng, b, nibbles ? 256 : 512);
         if (form == MAT_I8B16) {
             UNROLL
             for (int half = 0; half < 2; half++) {

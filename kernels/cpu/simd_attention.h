@@ -6,9 +6,10 @@
 #include <math.h>
 #include <string.h>
 
-#define Q SCORE_QUERIES /* queries at once in scores; a v16_*.h says how many its registers hold   \
-                         */
-#define V 4u            /* and over values */
+#define Q                                                                                          \
+    SCORE_QUERIES /* queries at once in scores; a v16_*.h says how many its registers hold         \
+                   */
+#define V 4u      /* and over values */
 
 struct query {
     float max, sum;
