@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -245,10 +246,53 @@ static void smuggling_and_malformed_paths_are_refused(void **state)
     assert_non_null(strstr(out, " 400 "));
 }
 
+/* Of this process's sockets, the one that is connected to the port. */
+static int socket_to(uint16_t port)
+{
+    for (int fd = 3; fd < 256; fd++) {
+        struct sockaddr_in a;
+        socklen_t n = sizeof a;
+        if (getpeername(fd, (struct sockaddr *)&a, &n) == 0 && a.sin_family == AF_INET &&
+            ntohs(a.sin_port) == port)
+            return fd;
+    }
+    return -1;
+}
+
+static int option(int fd, int level, int name)
+{
+    int v = -1;
+    socklen_t n = sizeof v;
+    assert_int_equal(getsockopt(fd, level, name, &v, &n), 0);
+    return v;
+}
+
+static void a_peer_whose_tcp_is_dead_is_given_up_by_the_kernel(void **state)
+{
+    struct fixture *f = *state;
+    struct http_client_config cc = {.loop = &f->loop, .dead_peer_ms = 30000};
+    struct http_client *watched;
+    struct err e = {0};
+    CLEANUP(free_charp) char *url = xasprintf("%s/hold", f->url);
+    struct http_request r = {.url = url};
+    assert_int_equal(http_client_new(&cc, &watched, &e), 0);
+    assert_non_null(http_start(watched, &r, &e));
+    while (!f->held)
+        uv_run(&f->loop, UV_RUN_ONCE);
+    int fd = socket_to(httpd_port(f->server));
+    assert_true(fd >= 0);
+    assert_int_equal(option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT), 30000);
+    assert_int_equal(option(fd, SOL_SOCKET, SO_KEEPALIVE), 1);
+    assert_int_equal(option(fd, IPPROTO_TCP, TCP_KEEPIDLE), 15);
+    assert_int_equal(option(fd, IPPROTO_TCP, TCP_KEEPINTVL), 5);
+    http_client_free(watched);
+}
+
 int main(void)
 {
 #define T(fn) cmocka_unit_test_setup_teardown(fn, setup, teardown)
     const struct CMUnitTest tests[] = {
+        T(a_peer_whose_tcp_is_dead_is_given_up_by_the_kernel),
         T(a_body_comes_back_with_headers_and_arguments),
         T(a_body_over_the_limit_is_refused),
         T(a_reply_may_come_later),

@@ -6,6 +6,9 @@
 #include "lib/kube/client_int.h"
 
 #include <errno.h>
+#include <netinet/in.h>
+#include <pthread.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 struct outcome {
@@ -155,6 +158,55 @@ static void what_waited_is_not_sent_by_who_may_no_longer(void **state)
     assert_int_equal(o.code, ECANCELED);
     assert_int_equal(s.n, 1);
     apiserver_stop(&s);
+}
+
+/* ---- the blocking form ---- */
+
+/* A server that answers one connection after another, in a thread of its own. */
+static void *serve_two(void *arg)
+{
+    static const char *const answers[] = {
+        "HTTP/1.1 429 x\r\nRetry-After: 1\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}",
+        "HTTP/1.1 200 x\r\nContent-Length: 14\r\nConnection: close\r\n\r\n{\"kind\":\"Pod\"}"};
+    int listener = *(int *)arg;
+    for (int i = 0; i < 2; i++) {
+        char request[4096];
+        int fd = accept(listener, NULL, NULL);
+        if (fd < 0 || read(fd, request, sizeof request) <= 0 ||
+            write(fd, answers[i], strlen(answers[i])) < 0)
+            abort();
+        close(fd);
+    }
+    return NULL;
+}
+
+static void a_blocking_call_waits_too(void **state)
+{
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    socklen_t n = sizeof at;
+    int listener = socket(AF_INET, SOCK_STREAM, 0);
+    pthread_t server;
+    char url[64];
+    struct kube_client *c;
+    struct kube_result r;
+    struct err e = {0};
+    (void)state;
+    assert_int_equal(bind(listener, (struct sockaddr *)&at, sizeof at), 0);
+    assert_int_equal(listen(listener, 2), 0);
+    assert_int_equal(getsockname(listener, (struct sockaddr *)&at, &n), 0);
+    assert_int_equal(pthread_create(&server, NULL, serve_two, &listener), 0);
+    snprintf(url, sizeof url, "http://127.0.0.1:%u", ntohs(at.sin_port));
+    struct kube_config kc = {.server = url};
+    assert_int_equal(kube_client_new(NULL, &kc, "test", &c, &e), 0);
+    struct kube_call call = {.verb = KUBE_GET, .kind = &kube_pods, .namespace = "d", .name = "a"};
+    uint64_t began = clock_mono_ns();
+    assert_int_equal(kube_run(c, &call, &r), 0);
+    assert_in_range((clock_mono_ns() - began) / NS_PER_MS, 990, 5000);
+    assert_string_equal(json_str_at(r.object, "kind", ""), "Pod");
+    kube_result_fini(&r);
+    kube_client_free(c);
+    pthread_join(server, NULL);
+    close(listener);
 }
 
 /* ---- the client's own rate ---- */
@@ -378,6 +430,7 @@ int main(void)
         cmocka_unit_test(a_wait_that_is_too_long_is_the_callers_business),
         cmocka_unit_test(leases_go_out_while_others_are_held_back),
         cmocka_unit_test(what_waited_is_not_sent_by_who_may_no_longer),
+        cmocka_unit_test(a_blocking_call_waits_too),
         cmocka_unit_test(a_bucket_gives_its_burst_and_then_its_rate),
         cmocka_unit_test(requests_beyond_the_rate_wait_in_order_and_leases_do_not),
         cmocka_unit_test(after_a_timeout_no_idle_connection_is_trusted),
