@@ -161,25 +161,40 @@ def alive(pid):
         return False
 
 
-@pytest.mark.parametrize("pods,which", [(1, 0), (1, 1), (1, 3), (2, 0), (2, 3)])
-def test_a_killed_rank_takes_its_group_down_once_and_it_comes_back_once(stack, alone, pods, which):
-    deploy(stack, deployment(None, {"tensor": 2, "pipeline": 2, "pods": pods}))
+def kill_one(stack, o, n, which, **more):
+    """Kills one of the n ranks of the decode group: the whole group ends and comes back, once."""
+    deploy(stack, o)
+    pods = o["spec"]["decode"]["parallelism"].get("pods", 1)
     names = sorted(w["name"] for w in stack.workers() if w["role"] == "decode")
     assert len(names) == pods
 
     def notes(name=names[0]):
         return stack.get("pod", name)["metadata"]["annotations"]
 
-    ranks = eventually(lambda: (lambda r: r if len(r) == 4 else None)(ranks_of(stack, names)), message="four ranks")
+    ranks = eventually(lambda: (lambda r: r if len(r) == n else None)(ranks_of(stack, names)), message=f"{n} ranks")
     before, t = int(notes()["serving.baton.dev/epoch"]), time.monotonic()
     os.kill(ranks[which], signal.SIGKILL)
     eventually(lambda: not any(alive(p) for p in ranks), 2, every=0.02, message="the whole group ends")
     print(f"the group was gone {time.monotonic() - t:.2f} s after rank {which} of {pods} pods was killed")
-    eventually(lambda: len(ranks_of(stack, names)) == 4, 60, message="four ranks again")
-    stack.wait_ready()
-    a = eventually(lambda: (lambda x: None if x.error else x)(stack.ask(PROMPTS[0])), 60, message="an answer")
+    eventually(lambda: len(ranks_of(stack, names)) == n, 60, message=f"{n} ranks again")
+    stack.wait_ready(model=o["spec"]["model"]["name"])
+    a = eventually(lambda: (lambda x: None if x.error else x)(stack.ask(PROMPTS[0], **more)), 60, message="an answer")
     assert a.text
     time.sleep(2)
     assert int(notes()["serving.baton.dev/epoch"]) == before + 1, "it came back more than once"
-    assert any("rank" in notes(n).get("serving.baton.dev/last-crash", "") for n in names)
+    assert any("rank" in notes(name).get("serving.baton.dev/last-crash", "") for name in names)
     undeploy(stack)
+    return a.text
+
+
+@pytest.mark.parametrize("pods,which", [(1, 0), (1, 1), (1, 3), (2, 0), (2, 3)])
+def test_a_killed_rank_takes_its_group_down_once_and_it_comes_back_once(stack, alone, pods, which):
+    kill_one(stack, deployment(None, {"tensor": 2, "pipeline": 2, "pods": pods}), 4, which)
+
+
+@pytest.mark.parametrize("pods,which", [(1, 2), (2, 3)])
+def test_a_killed_data_rank_takes_its_group_down_once_and_it_comes_back_once(moe, pods, which):
+    stack, plain, want = moe
+    o = copy.deepcopy(plain)
+    o["spec"]["decode"]["parallelism"] = {"data": 4, "expert": 4, "pods": pods}
+    assert kill_one(stack, o, 4, which, model=o["spec"]["model"]["name"], ignore_eos=True) == want[PROMPTS[0]][0]

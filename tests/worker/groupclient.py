@@ -25,6 +25,8 @@ class Group(Worker):
         plan = json.loads(self.helper("--plan", "--rank", "0"))
         comm = os.memfd_create("comm") if ranks > 1 else None
         incarnation = os.urandom(8).hex()
+        sizes = [r["weights_bytes"] for r in plan["ranks"]]
+        images = [self.fill(r, size) for r, size in enumerate(sizes)]  # ranks start together, when all have theirs
         self.procs, self.socks = [], []
         for r in range(ranks):
             ours, theirs = socket.socketpair()
@@ -36,13 +38,11 @@ class Group(Worker):
             self.procs.append(subprocess.Popen([WORKER, *flags], stderr=self.log, pass_fds=fds))
             theirs.close()
             self.socks.append(ours)
-            size = plan["ranks"][r]["weights_bytes"]
             start = {"type": "start", "rank": r, "ranks": ranks, "ranks_per_pod": ranks, "tensor": tensor, "pipeline": pipeline,
-                     "expert": expert, "data": data, "role": role, "incarnation": incarnation, "weights_bytes": size, "epoch": 0,
+                     "expert": expert, "data": data, "role": role, "incarnation": incarnation, "weights_bytes": sizes[r], "epoch": 0,
                      "peers": ["127.0.0.1"]}
-            weights = self.fill(r, size)
-            ours.sendmsg([(json.dumps(start) + "\n").encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [weights]))])
-            os.close(weights)
+            ours.sendmsg([(json.dumps(start) + "\n").encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [images[r]]))])
+            os.close(images[r])
         if comm is not None:
             os.close(comm)
         self.proc = self.procs[0]
