@@ -58,9 +58,19 @@ ASAN_TESTS = $(foreach t,$(filter-out $(NO_ASAN),$(wildcard $(addprefix tests/,$
 asan-tests: $(ASAN_TESTS)
 
 SIM_RUNS ?= 10000
-sim: setup ## the real controller in virtual time under faults from SIM_RUNS (10,000) seeds; writes docs/reports/sim.md
+sim: setup ## the real controller in virtual time: faults from SIM_RUNS (10,000) seeds, a kill after every write, planted bugs; writes docs/reports/sim.md
 	@$(SUBMAKE) build
-	@tools/report sim "$(BUILD)/bin/baton-sim-control --seed 1 --runs $(SIM_RUNS)"
+	@$(SUBMAKE) BREAK=1 build/break/bin/baton-sim-control
+	@tools/report sim "tools/sim --build $(BUILD) --runs $(SIM_RUNS)"
+
+CASES ?=
+cases: setup-test ## each case of tests/cases.tsv fails without its guard (CASES="--draw 10 --seed 7" or names: only those); writes docs/reports/cases.md
+	@$(SUBMAKE) BREAK=1 $$(tools/cases --targets $(CASES))
+	@tools/report cases "$(CACHE)/venv/bin/python tools/cases $(CASES)"
+
+kills: setup-test ## kill -9 of the controller right after 20 seeded writes on a real API server; writes docs/reports/kills.md
+	@$(SUBMAKE) build
+	@BATON_SIDE=real BATON_KILLS=20 tools/report kills "$(CACHE)/venv/bin/python -m pytest -q -s -p no:cacheprovider tests/controller/kills.py"
 
 test-layouts: setup-test ## the real models in every tensor and pipeline layout, teacher-forced (many minutes)
 	@$(SUBMAKE) tests-build
