@@ -238,6 +238,18 @@ static void env_source(const struct ctl *c, json_t *list, const char *source)
     env(list, "BATON_MODEL_SOURCE", text);
 }
 
+/* What a role asks for decides what computes: a GPU that was asked for must be there, a device
+ * claim may be one, and a pod that asked for none uses none of its node's. */
+static const char *backend_of(const struct infd_role *role)
+{
+    const struct view_map *maps[] = {&role->requests, &role->limits};
+    for (size_t i = 0; i < 2; i++)
+        for (size_t k = 0; k < maps[i]->n; k++)
+            if (strncmp(maps[i]->items[k].key, "nvidia.com/", 11) == 0)
+                return "cuda";
+    return role->claims.n ? "auto" : "cpu";
+}
+
 static json_t *environment(const struct ctl *c, const struct kube_infd *d,
                            const struct infd_role *role)
 {
@@ -265,6 +277,7 @@ static json_t *environment(const struct ctl *c, const struct kube_infd *d,
     env_n(l, "BATON_EP", at_least_one(role->parallelism.expert));
     env_n(l, "BATON_DP", at_least_one(role->parallelism.data));
     env_n(l, "BATON_PODS", role_pods(role));
+    env(l, "BATON_BACKEND", backend_of(role));
     env(l, "BATON_HTTP_PORT", "8000");
     env(l, "BATON_XFER_PORT", "8001");
     env_n(l, "BATON_DRAIN_SECONDS", (int64_t)pod_drain_seconds(d));

@@ -66,6 +66,17 @@ def test_the_pod_is_what_the_contracts_say(world):
     assert c["securityContext"]["capabilities"]["drop"] == ["ALL"]
 
 
+def test_what_a_role_asks_for_decides_what_computes(world):
+    world.controller()
+    o = infd()
+    for kind in ("requests", "limits"):
+        o["spec"]["decode"]["resources"][kind]["nvidia.com/gpu"] = "1"
+    world.apply(o)
+    wait(counts(world, prefill=1, decode=1))
+    backend = lambda role: {e["name"]: e.get("value") for e in world.pods(role)[0]["spec"]["containers"][0]["env"]}["BATON_BACKEND"]
+    assert backend("decode") == "cuda" and backend("prefill") == "cpu"
+
+
 def test_status_counts_conditions_and_columns(world):
     world.controller()
     world.apply(infd(decode=2))
