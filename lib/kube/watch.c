@@ -17,6 +17,7 @@
 #define ARENA_MAX   (64u << 20)
 #define HEALTHY_NS  (120 * NS_PER_S)
 #define QUICK_NS    (1 * NS_PER_S)
+#define LIST_LIFE_S 600 /* a list that its end cuts short would be begun again for ever */
 #define INITIAL_END "k8s.io/initial-events-end"
 
 struct seen {
@@ -42,9 +43,10 @@ struct kube_watch {
     char *rv;                /* where to go on watching; NULL: list first */
     bool no_streaming;       /* the server refused sendInitialEvents */
     bool initial;            /* inside a streaming list */
-    bool list_latest;        /* "0" was too old: ask for the most recent */
-    bool relisted;           /* at once, since the last complete list: the next time waits */
-    bool renewed;            /* credentials were read again since the last success */
+    bool listed;      /* the stream began with a list: it may live long, and be silent at its end */
+    bool list_latest; /* "0" was too old: ask for the most recent */
+    bool relisted;    /* at once, since the last complete list: the next time waits */
+    bool renewed;     /* credentials were read again since the last success */
     bool synced, connected;
     bool refused;        /* the answer's status is not 200: its body is a Status */
     bool relist, failed; /* verdict of the current stream */
@@ -168,6 +170,10 @@ static void on_silence(uv_timer_t *t)
     http_cancel(w->call);
     w->call = NULL;
     kube_distrust(w->client);
+    if (w->listed && !w->initial && clock_mono_ns() - w->opened_ns > KUBE_WATCH_LIFE_S * NS_PER_S) {
+        again(w, 0);
+        return;
+    }
     err_set(&e, ETIMEDOUT, "%s: nothing was heard for %u ms", w->cfg.kind->plural,
             w->cfg.silence_ms);
     fail(w, &e, 0);
@@ -601,9 +607,9 @@ static void begin(struct kube_watch *w)
 {
     char query[512];
     unsigned timeout =
-        w->cfg.watch_timeout_s
-            ? w->cfg.watch_timeout_s
-            : KUBE_WATCH_LIFE_S - (unsigned)rng_below(&w->rng, KUBE_WATCH_LIFE_S / 5 + 1);
+        w->cfg.watch_timeout_s ? w->cfg.watch_timeout_s
+        : w->rv ? KUBE_WATCH_LIFE_S - (unsigned)rng_below(&w->rng, KUBE_WATCH_LIFE_S / 5 + 1)
+                : LIST_LIFE_S;
     struct http_request stream = {
         .on_headers = on_headers,
         .on_data = on_data,
@@ -617,13 +623,13 @@ static void begin(struct kube_watch *w)
         .on_done = on_list_done,
         .ctx = w,
     };
-    w->initial = false;
+    w->initial = w->listed = false;
     if (!w->rv && w->no_streaming) {
         start(w, w->list_latest ? "resourceVersion=" : "resourceVersion=0", &list);
         return;
     }
     if (!w->rv) {
-        w->initial = true;
+        w->initial = w->listed = true;
         new_round(w);
         snprintf(query, sizeof query,
                  "watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&"

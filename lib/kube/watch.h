@@ -17,6 +17,10 @@
  *     KUBE_WATCH_LIFE_S (28) + answer and clocks < KUBE_SILENCE_MS (36) < KUBE_STALE_MS (60): the
  *     longest time for which a cache may be behind without being known to be, with a relist.
  *
+ * A stream that begins with a list may live for ten minutes, because a long list on a slow server
+ * takes longer than such a watch; once it has been silent for so long, it is followed by one that
+ * lives shortly.
+ *
  * An expectation of one's own write must outlive KUBE_STALE_MS (controller/expected.c). */
 #pragma once
 #include "lib/kube/client.h"

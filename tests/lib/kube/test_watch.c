@@ -176,6 +176,28 @@ static void a_list_that_breaks_off_is_begun_again(void **state)
     end(&l);
 }
 
+static unsigned life(const struct seen_request *r)
+{
+    const char *at = strstr(r->query, "timeoutSeconds=");
+    return at ? (unsigned)strtoul(at + 15, NULL, 10) : 0;
+}
+
+/* On a slow server a list takes longer than a watch lives: cut short, it would begin for ever. */
+static void a_list_may_take_longer_than_a_watch_lives(void **state)
+{
+    struct log l;
+    struct answer script[] = {
+        {.body = EVENT("ADDED", POD("a", "1", "5")) INITIAL_END("7")},
+        {.body = EVENT("ADDED", POD("b", "2", "8")), .hold = true},
+    };
+    (void)state;
+    begin(&l, script, 2);
+    run_until(&l, "+b");
+    assert_true(life(&l.s.seen[0]) >= 600);
+    assert_in_range(life(&l.s.seen[1]), 1, KUBE_WATCH_LIFE_S);
+    end(&l);
+}
+
 static void an_expired_version_lists_again_and_what_vanished_is_deleted(void **state)
 {
     static const struct answer expired[2] = {{.body = EXPIRED},
@@ -451,6 +473,7 @@ int main(void)
         cmocka_unit_test(a_server_without_streaming_lists_gets_list_and_watch),
         cmocka_unit_test(a_stream_that_ends_is_resumed_from_the_last_version),
         cmocka_unit_test(a_list_that_breaks_off_is_begun_again),
+        cmocka_unit_test(a_list_may_take_longer_than_a_watch_lives),
         cmocka_unit_test(an_expired_version_lists_again_and_what_vanished_is_deleted),
         cmocka_unit_test(errors_are_retried_with_growing_delays),
         cmocka_unit_test(a_watch_waits_for_as_long_as_the_server_says),
