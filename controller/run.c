@@ -29,6 +29,7 @@ static void on_infd(const void *old, const void *now, void *ctx)
     struct ctl *c = ctx;
     const struct kube_infd *d = now ? now : old;
     enqueue(c, d->meta.namespace, d->meta.name);
+    standby_infd_changed(c, old, now);
     if (now && c->access)
         rights_tell(c, d);
     if (!old || !now)
@@ -58,6 +59,7 @@ static void on_pod(const void *old, const void *now, void *ctx)
     const struct kube_pod *p = now ? now : old, *q = old;
     bool placed = old && now && !q->node == !p->node && q->gates.n == p->gates.n;
     expected_seen(ctx, old, now);
+    standby_pod_changed(ctx, old, now);
     on_child(old, now, ctx);
     if (kube_label(&p->meta, LABEL_GROUP_SIZE) && !placed)
         kube_cache_each(c->infds, enqueue_grouped, c);

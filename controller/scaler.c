@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#define CALM_NS        (10 * NS_PER_S) /* between looks where nothing can come of it */
 #define DOWN_WINDOW_NS (120 * NS_PER_S)
 
 /* Until they are measured: a label flip, a copy from memory, a read from disk, a fetch. */
@@ -449,9 +450,50 @@ void scaler_look_at(struct load *l, const struct kube_infd *d)
     free(g);
 }
 
+/* Nobody scales by it and no router tells of it: only its numbers are shown. */
+static bool calm(const struct load *l, const struct kube_infd *d)
+{
+    CLEANUP(free_charp) char *key = xasprintf(" %s/%s", d->meta.namespace, d->meta.name);
+    const char *name = key + 1;
+    bool bounds = d->prefill.bounds.has || d->decode.bounds.has || d->unified.bounds.has;
+    struct waker *w;
+    struct report *r, *tmp;
+    HASH_FIND_STR(l->wakers, name, w);
+    if (w || d->prometheus_url || (bounds && is_baton(d) && !l->ctl->opts.plain_scaling))
+        return false;
+    HASH_ITER (hh, l->reports, r, tmp)
+        if (str_ends(str_c(r->key), str_c(key)))
+            return false;
+    return true;
+}
+
+/* Its pools, looked at not long ago, stay as they are. */
+static bool looked_lately(const struct load *l, const struct kube_infd *d, uint64_t now)
+{
+    struct pool *pools[SCALE_ROLES] = {0};
+    bool lately = true;
+    for (int i = 0; i < SCALE_ROLES; i++) {
+        CLEANUP(free_charp)
+        char *key =
+            xasprintf("%s/%s-%s", d->meta.namespace, d->meta.name, rec_role_name((enum rec_role)i));
+        if (!infd_has_role(d, (enum rec_role)i))
+            continue;
+        HASH_FIND_STR(l->pools, key, pools[i]);
+        lately &= pools[i] && now - pools[i]->looked_ns < CALM_NS;
+    }
+    for (int i = 0; i < SCALE_ROLES; i++)
+        if (lately && pools[i])
+            pools[i]->seen = true;
+    return lately;
+}
+
 static bool look_at(const void *object, void *ctx)
 {
-    scaler_look_at(ctx, object);
+    const struct kube_infd *d = object;
+    struct load *l = ctx;
+    if (d->meta.namespace && calm(l, d) && looked_lately(l, d, clock_mono_ns()))
+        return true;
+    scaler_look_at(l, d);
     return true;
 }
 

@@ -21,6 +21,7 @@ struct standby {
     struct kube_cache *ninvs;
     void (*wake)(struct ctl *c, const char *namespace, const char *infd);
     uv_timer_t *timer;
+    bool leads_stale; /* lead times may differ from what the states of deployments say */
 };
 
 /* ---- what inventories say ---- */
@@ -241,10 +242,13 @@ void standby_place(const struct ctl *c, const struct kube_infd *d, const struct 
 
 static void written(const struct kube_result *r, void *ctx)
 {
-    (void)ctx;
-    if (r->err.code && r->status != 404)
+    struct ctl *c = ctx;
+    if (r->err.code && r->status != 404) {
+        if (c->standby)
+            c->standby->leads_stale = true;
         log_warn("standby could not be written; it is tried again", LI("status", r->status),
                  LERR(&r->err));
+    }
 }
 
 static void submit(struct ctl *c, const struct kube_infd *d, enum kube_verb verb,
@@ -259,7 +263,8 @@ static void submit(struct ctl *c, const struct kube_infd *d, enum kube_verb verb
                              .body = body,
                              .field_manager = MANAGER,
                              .force = verb == KUBE_APPLY,
-                             .done = written};
+                             .done = written,
+                             .ctx = c};
     if (kube_start(c->client, &call, &e))
         log_warn("standby can't be written", LERR(&e));
     json_decref(body);
@@ -350,7 +355,8 @@ static bool each_infd(const void *object, void *ctx)
     if (d->meta.deleted_ns)
         return true;
     choose_nodes(c, d);
-    tell_leads(c, d);
+    if (c->standby->leads_stale)
+        tell_leads(c, d);
     return true;
 }
 
@@ -360,8 +366,29 @@ static void on_timer(uv_timer_t *t)
     struct ctl *c = s->c;
     bool known = kube_cache_synced(c->infds) && kube_cache_synced(c->pods) &&
                  kube_cache_synced(s->ninvs) && c->nodes && kube_cache_synced(c->nodes);
-    if (c->leading && known)
-        kube_cache_each(c->infds, each_infd, c);
+    if (!c->leading || !known)
+        return;
+    kube_cache_each(c->infds, each_infd, c);
+    s->leads_stale = false;
+}
+
+/* ---- what the caches tell ---- */
+
+void standby_pod_changed(struct ctl *c, const struct kube_pod *old, const struct kube_pod *now)
+{
+    const char *was = old ? kube_annotation(&old->meta, ANN_LEAD) : NULL;
+    const char *is = now ? kube_annotation(&now->meta, ANN_LEAD) : NULL;
+    if (c->standby && strcmp(was ? was : "", is ? is : "") != 0)
+        c->standby->leads_stale = true;
+}
+
+void standby_infd_changed(struct ctl *c, const struct kube_infd *old, const struct kube_infd *now)
+{
+    bool same = old && now && old->lead_hot_s == now->lead_hot_s &&
+                old->lead_warm_s == now->lead_warm_s && old->lead_cached_s == now->lead_cached_s &&
+                old->lead_cold_s == now->lead_cold_s;
+    if (c->standby && !same)
+        c->standby->leads_stale = true;
 }
 
 /* ---- life ---- */
@@ -395,6 +422,7 @@ int standby_start(struct ctl *c,
     struct standby *s = c->standby = xcalloc(1, sizeof *s);
     s->c = c;
     s->wake = wake;
+    s->leads_stale = true;
     s->timer = xcalloc(1, sizeof *s->timer);
     uv_timer_init(c->loop, s->timer);
     s->timer->data = s;

@@ -7,6 +7,9 @@
 #include "controller/controller.h"
 
 struct standby;
+/* What the caches tell: lead times are only gathered anew when some may have changed. */
+void standby_pod_changed(struct ctl *c, const struct kube_pod *old, const struct kube_pod *now);
+void standby_infd_changed(struct ctl *c, const struct kube_infd *old, const struct kube_infd *now);
 int standby_start(struct ctl *c,
                   void (*wake)(struct ctl *c, const char *namespace, const char *infd),
                   struct err *e) MUST_CHECK;
