@@ -8,7 +8,8 @@
 
 static const char help[] =
     "baton score: log-probabilities of given tokens, computed by the serving kernels.\n\n"
-    "usage: baton score --model PATH --ids 1,2,3 [--tp N] [--pp N] [--ep N] [--dp N] [--stats]\n\n"
+    "usage: baton score --model PATH --ids 1,2,3 [--tp N] [--pp N] [--ep N] [--dp N]\n"
+    "                   [--backend cpu|cuda|auto] [--stats]\n\n"
     "  --model PATH   GGUF file, or folder of a Hugging Face model\n"
     "  --ids LIST     token ids separated by commas\n"
     "  --tp N         tensor-parallel ranks, each a process\n"
@@ -16,6 +17,7 @@ static const char help[] =
     "  --ep N         ranks that experts are dealt over (1, as --tp, or with --dp a divisor of "
     "tp x dp)\n"
     "  --dp N         data-parallel ranks of attention\n"
+    "  --backend NAME what computes: cpu, cuda, or auto: a GPU where there is one\n"
     "  --dispatch WAY, --dispatch-type TYPE\n"
     "                 how rows go to experts at other ranks (auto, latency, throughput), as f32 or "
     "fp8\n"

@@ -30,7 +30,7 @@ down: ## end what `make up` started
 
 # Real models as up to eight processes: a target of its own (test-layouts); small models in every layout are in `make test`.
 LONG_UNIT := $(BUILD)/tests/worker/layout/test_models
-SLOW_UNIT := $(LONG_UNIT) $(addprefix $(BUILD)/tests/,$(addprefix worker/model/test_,golden invariance score) worker/gpu/test_gpu_model lib/xfer/test_storm)
+SLOW_UNIT := $(LONG_UNIT) $(addprefix $(BUILD)/tests/,$(addprefix worker/model/test_,golden invariance score) worker/gpu/test_gpu_model worker/gpu/test_ranks kernels/cuda/test_races lib/xfer/test_storm)
 check: ## quick checks before a commit (under a minute): build, include direction, sizes, fast unit tests
 	@$(SUBMAKE) build tests-build
 	@tools/run-tests --log $(BUILD)/test "run:include direction:tools/check-includes" "run:sizes:tools/check-size" \
