@@ -24,7 +24,7 @@ struct library {
     lt_matmul_desc desc;
     gpu_ptr workspace;
     struct shape shapes[SHAPES_MAX];
-    uint32_t n_shapes;
+    uint32_t n_shapes, oldest;
 #define DECLARE(name, symbol, args) int(*name) args;
     LT_FUNCTIONS(DECLARE)
 #undef DECLARE
@@ -44,13 +44,18 @@ static bool symbols(struct library *l)
     return all;
 }
 
+static void shape_free(struct library *l, struct shape *s)
+{
+    lt_layout all[] = {s->a, s->b, s->c};
+    for (int i = 0; i < 3; i++)
+        if (all[i])
+            (void)l->layout_destroy(all[i]);
+}
+
 static void library_free(struct gpu *g, struct library *l)
 {
-    for (uint32_t i = 0; i < l->n_shapes; i++) {
-        (void)l->layout_destroy(l->shapes[i].a);
-        (void)l->layout_destroy(l->shapes[i].b);
-        (void)l->layout_destroy(l->shapes[i].c);
-    }
+    for (uint32_t i = 0; i < l->n_shapes; i++)
+        shape_free(l, &l->shapes[i]);
     if (l->desc)
         (void)l->desc_destroy(l->desc);
     if (l->handle)
@@ -105,8 +110,6 @@ static const struct shape *shape_of(struct library *l, uint32_t m, uint32_t n, u
     for (uint32_t i = 0; i < l->n_shapes; i++)
         if (l->shapes[i].m == m && l->shapes[i].n == n && l->shapes[i].k == k)
             return &l->shapes[i];
-    if (l->n_shapes == SHAPES_MAX)
-        return NULL;
     struct shape s = {.m = m, .n = n, .k = k};
     struct lt_heuristic found;
     lt_preference pref = NULL;
@@ -121,17 +124,20 @@ static const struct shape *shape_of(struct library *l, uint32_t m, uint32_t n, u
     if (pref)
         (void)l->pref_destroy(pref);
     if (!ok) {
-        if (s.a)
-            (void)l->layout_destroy(s.a);
-        if (s.b)
-            (void)l->layout_destroy(s.b);
-        if (s.c)
-            (void)l->layout_destroy(s.c);
+        shape_free(l, &s);
         return NULL;
     }
     s.algo = found.algo;
-    l->shapes[l->n_shapes] = s;
-    return &l->shapes[l->n_shapes++];
+    struct shape *to = &l->shapes[l->n_shapes];
+    if (l->n_shapes < SHAPES_MAX) {
+        l->n_shapes++;
+    } else { /* prompts come in many lengths: the oldest goes */
+        to = &l->shapes[l->oldest];
+        l->oldest = (l->oldest + 1) % SHAPES_MAX;
+        shape_free(l, to);
+    }
+    *to = s;
+    return to;
 }
 
 int gpu_gemm(struct gpu *g, const struct gemm_args *a, struct err *e)

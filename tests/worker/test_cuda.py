@@ -111,7 +111,7 @@ def fleet(models, tmp_path_factory):
 
 def requests(n):
     r = random.Random(11)
-    return [{"tokens": [r.randrange(2, VOCAB) for _ in range(r.randrange(20, 75))], "max_tokens": 4, "seed": i, "n": 1 + (i == 1),
+    return [{"tokens": [r.randrange(2, VOCAB) for _ in range(r.randrange(34, 50))], "max_tokens": 3, "seed": i, "n": 1 + (i == 1),
              "flags": LOGPROBS | wc.IGNORE_EOS | wc.NO_CACHE, "temperature": .7 if i % 2 else 0.0} for i in range(n)]
 
 
@@ -134,19 +134,19 @@ def alike(a, b, limit=.1):
 
 
 def test_served_answers_are_those_of_a_batch_of_one_and_the_cpus(fleet):
-    kws = requests(4)
+    kws = requests(3)
     alone = [fleet["U"].generate(**kw) for kw in kws]
-    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
         together = list(pool.map(lambda kw: fleet["U"].generate(**kw), kws))
-    assert sum(alike(a, b) for a, b in zip(alone, together)) >= 3
-    assert sum(alike(a, fleet["u"].generate(**kw), .3) for a, kw in zip(alone, kws)) >= 2
+    assert sum(alike(a, b) for a, b in zip(alone, together)) >= 2
+    assert sum(alike(a, fleet["u"].generate(**kw), .3) for a, kw in zip(alone, kws)) >= 1
     fleet["U"].wait_idle(10)
 
 
 @pytest.mark.parametrize("decode", ["D", "T"])
 def test_kv_moves_between_gpus_layer_by_layer(fleet, decode):
-    kws = requests(3 if decode == "D" else 1)
-    kws[-1] = {**kws[-1], "tokens": kws[-1]["tokens"] * 3, "flags": LOGPROBS | wc.IGNORE_EOS}
+    kws = requests(2 if decode == "D" else 1)
+    kws[-1] = {**kws[-1], "tokens": kws[-1]["tokens"] * 2, "flags": LOGPROBS | wc.IGNORE_EOS}
     same = 0
     for kw in [*kws, kws[-1]]:  # the last one again: from blocks that lie on the devices
         got = fleet[decode].generate(prefill=fleet["P"].peer, **kw)

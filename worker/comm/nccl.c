@@ -138,6 +138,8 @@ int nccl_all_reduce(struct nccl *n, uint64_t x, size_t floats, void *stream, str
         return watch_error(n->comm->w, e);
     n->stats.all_reduces++;
     n->stats.bytes += floats * sizeof(float);
+    n->comm->stats.all_reduces++; /* of the same ranks, though by another way */
+    n->comm->stats.bytes += floats * sizeof(float);
     return result(n, lib.all_reduce(p, p, floats, NCCL_FLOAT32, NCCL_SUM, handle, stream),
                   "all-reduce", e);
 }
