@@ -297,12 +297,13 @@ static int std_state(void *ctx, struct buf *b)
     rc = rc ? rc
             : buf_printf(
                   b,
-                  ",\"requests\":%u,\"orders\":%u,\"inbound\":%u,\"running\":%u,\"waiting\":%u,"
+                  ",\"requests\":%u,\"orders\":%u,\"inbound\":%u,\"in_air\":%u,\"running\":%u,"
+                  "\"waiting\":%u,"
                   "\"waiting_tokens\":%llu,\"resident_tokens\":%llu,\"kv\":{\"blocks\":%u,\"used\":"
                   "%u,"
                   "\"cached\":%u,\"quarantined\":%u,\"block_tokens\":%u,\"block_bytes\":%llu,"
                   "\"check\":\"%s\"},",
-                  s->requests, s->orders, s->inbound, l->running, l->waiting,
+                  s->requests, s->orders, s->inbound, s->in_air, l->running, l->waiting,
                   (unsigned long long)l->waiting_tokens, (unsigned long long)l->resident_tokens,
                   l->kv_blocks, l->kv_blocks_used, l->kv_blocks_cached, s->kv_quarantined,
                   l->block_tokens, (unsigned long long)a->c.kv.block_bytes, s->check);

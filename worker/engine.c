@@ -243,6 +243,7 @@ static void fill_status(struct engine *g)
     l->prefill_tokens_per_s = g->prefill_tokens_per_s;
     l->decode_step_s = g->decode_step_s;
     s->kv_quarantined = c.quarantined;
+    s->in_air = g->n_air;
     s->role = (uint8_t)g->role;
     s->draining = g->draining;
     s->asleep = g->asleep;
@@ -326,6 +327,8 @@ static void hand_out(struct engine *g, bool idle)
 {
     for (struct request *r = g->requests, *next; r; r = next) {
         next = r->next;
+        if (r->ended && r->n_flying)
+            continue;
         emit_flush(g, r);
         if (r->ended)
             request_unlink_free(g, r);
@@ -376,6 +379,8 @@ static void *engine_thread(void *arg)
         if (!ran)
             rest(g);
     }
+    while (g->n_air)
+        flight_land(g);
     return NULL;
 }
 
@@ -415,6 +420,11 @@ static void metrics_init(struct engine_metrics *m)
                               "Rows (tokens) computed by steps");
     m->bubble = metric_new(METRIC_GAUGE, "baton_worker_pipeline_bubble_ratio",
                            "Part of the stages' time in steps that they waited for others");
+    m->stage_busy =
+        metric_family(METRIC_COUNTER, "baton_worker_stage_busy_seconds_total",
+                      "Time in which a stage of the pipeline computed", "stage", NULL, 0);
+    m->pipeline_s = metric_new(METRIC_COUNTER, "baton_worker_pipeline_seconds_total",
+                               "Time in which the pipeline had something to compute");
     m->collectives = metric_new(METRIC_COUNTER, "baton_worker_all_reduces_total",
                                 "All-reduces between the ranks of this stage");
     m->collective_s = metric_new(METRIC_COUNTER, "baton_worker_collective_seconds_total",
@@ -453,6 +463,7 @@ static int open_xfer(struct engine *g, struct err *e)
 
 static void engine_free(struct engine *g)
 {
+    flights_free(g);
     for (struct request *r = g->requests; r; r = r->next)
         request_stop(g, r);
     if (g->xfer)
@@ -549,6 +560,8 @@ int engine_start(const struct engine_config *c, struct engine **out, struct err 
         rc = err_set(e, ENOMEM, "engine: no memory for logits");
     g->logits = logits;
     rc = rc ? rc : make_group(g, e);
+    if (!rc)
+        flights_new(g);
     rc = rc ? rc : open_xfer(g, e);
     if (!rc) {
         g->now_ns = clock_mono_ns();

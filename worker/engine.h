@@ -52,6 +52,7 @@ struct engine_status {
     uint8_t role;
     bool draining, drained, failed, asleep;
     uint32_t requests, orders, inbound; /* alive: at home, prefills for others, transfers to here */
+    uint32_t in_air;                    /* batches of decodes on their way through a pipeline */
     uint32_t kv_quarantined;
     uint64_t steps, fallbacks, errors;
     char check[80]; /* "ok", or the invariant of the KV pool that does not hold */

@@ -63,6 +63,15 @@ struct step_scratch {
     uint32_t prompt_rows; /* of a step: all but decodes and their drafts */
 };
 
+/* Decodes on their way through a pipeline (flight.c). */
+struct flight {
+    struct seq **seqs;
+    struct model_segment *segments;
+    uint32_t n, cap, rows;
+    struct model_batch batch;
+    uint64_t begun_ns;
+};
+
 struct engine_metrics {
     struct metric *waiting, *running, *blocks_used, *blocks_cached, *blocks_free,
         *blocks_quarantined;
@@ -71,6 +80,10 @@ struct engine_metrics {
     struct metric_family *ended; /* by reason */
     struct metric *bubble, *collectives, *collective_s, *drafted, *accepted;
     uint64_t seen_collectives, seen_wait_ns;
+    struct metric_family *stage_busy; /* by stage */
+    struct metric *pipeline_s;
+    uint64_t seen_step_ns, seen_stage_ns[MODEL_STAGES_MAX];
+    double part_step_s, part_busy_s; /* of the second that the bubble is measured over */
     struct metric *rank_seqs[2], *rank_blocks[2];        /* of data ranks: the most, the mean */
     struct metric *expert_rows[2], *rebalances, *halved; /* likewise of expert ranks */
     struct model_work_stats seen;
@@ -86,6 +99,9 @@ struct engine {
     uint32_t eog[2], n_eog, vocab;
     struct step_scratch scratch;
     struct drafts drafts;
+    struct flight *air; /* [group_batches], a ring: the oldest at first_in_air */
+    uint32_t n_air, first_in_air;
+    uint64_t landed_ns;
     uint32_t context; /* tokens of one sequence: the model's, bounded by the pool */
 
     struct request *requests; /* all, orders too */
@@ -156,9 +172,24 @@ void emit_refusal(struct engine *g, uint64_t handle, int status, const char *cod
 
 /* step.c */
 bool step_run(struct engine *g); /* false: nothing could be run */
+/* What a step of these segments gave, in g->logits. */
+void step_take(struct engine *g, struct seq *const *seqs, const struct model_segment *segments,
+               uint32_t n);
+void step_failed(struct engine *g, struct seq *const *seqs, uint32_t n, const struct err *e);
+/* A step of n decodes, drafts counted as rows: how long until their tokens came, and what the next
+ * such step has to wait for it. */
+void step_measure_decode(struct engine *g, uint32_t n, uint32_t rows, double seconds, double each);
 void step_fork(struct engine *g,
                struct seq *s); /* a choice that begins where choice 0 has the prompt's KV */
 void step_free(struct engine *g);
+
+/* flight.c: decodes of a pipeline, several batches at a time */
+void flights_new(struct engine *g);
+void flights_free(struct engine *g); /* lands what is in the air */
+/* Whether these picks, of n sequences and so many rows, may join what is in the air. */
+bool flight_may_begin(const struct engine *g, uint32_t rows);
+void flight_begin(struct engine *g, uint32_t n); /* of g->scratch, laid out */
+void flight_land(struct engine *g);              /* the oldest */
 
 /* handover.c: both sides of a transfer */
 bool handover_order(struct engine *g, struct request *r); /* false: compute it here */

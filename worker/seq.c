@@ -161,6 +161,9 @@ bool seq_grow(struct seq *s, struct kv *kv, uint32_t tokens)
 
 void seq_release(struct seq *s, struct kv *kv)
 {
+    s->release_due = s->flying;
+    if (s->flying)
+        return;
     kv_release(kv, s->blocks, s->n_blocks);
     s->n_blocks = s->computed = s->n_named = 0;
 }

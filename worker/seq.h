@@ -25,7 +25,8 @@ struct seq {
     struct seq *prev, *next; /* the engine's queue */
     uint16_t choice;
     uint8_t state, finish;
-    uint32_t *tokens; /* prompt and generated */
+    bool flying, release_due; /* on its way through a pipeline: blocks are given back afterwards */
+    uint32_t *tokens;         /* prompt and generated */
     uint32_t n_tokens, cap_tokens;
     uint32_t computed; /* positions that have KV */
     uint32_t expected; /* while it waits: positions that were cached when last looked */
@@ -48,6 +49,7 @@ struct request {
     struct block_name seed;   /* names continue from here when the request brought none */
     struct seq *seqs;         /* [wire.n] */
     uint32_t n_open;          /* choices not ended */
+    uint32_t n_flying;        /* choices on their way: it can't be freed */
     uint32_t prompt_reported; /* entries of prompt logprobs sent */
     uint64_t arrived_ns, started_ns, prefilled_ns, deadline_ns;
     struct inbound *inbound;

@@ -4,11 +4,13 @@
 #include "lib/decide/place.h"
 #include "worker/engine_int.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 #define LOOK_AHEAD        8u  /* waiting sequences that are offered to the scheduler */
 #define STEP_S_ALONE      .25 /* a step lasts about this long at most, */
 #define STEP_S_DECODING   .1  /* and this when answers are running */
+#define BUBBLE_S          1.0 /* of a pipeline's work, that its bubble is measured over */
 #define FAILURES_MAX      3u  /* steps in a row, then the worker is not ready any more */
 #define STEP_TOKENS_MIN   8u
 #define STEP_TOKENS_FIRST 32u /* before anything was measured */
@@ -71,6 +73,7 @@ static struct schedule_seq view(const struct engine *g, const struct seq *s)
                                  .blocks = s->n_blocks,
                                  .deadline_ns = s->req->deadline_ns,
                                  .rank = s->rank,
+                                 .held = s->flying,
                                  .pinned = s->req->order_id != 0,
                                  .logits_everywhere = request_reports_prompt(s->req)};
 }
@@ -192,10 +195,9 @@ static void on_layer(void *ctx, uint32_t layer)
         handover_layer(g, &g->scratch.pushes[i], layer);
 }
 
-static int forward(struct engine *g, const struct schedule_step *step, struct err *e)
+static void lay_out(struct engine *g, const struct schedule_step *step)
 {
     struct step_scratch *t = &g->scratch;
-    bool apart = group_has_apart(g->group); /* their KV comes here after the step */
     t->n_pushes = t->prompt_rows = 0;
     for (uint32_t i = 0; i < step->n_picks; i++) {
         struct seq *s = t->seqs[i];
@@ -214,6 +216,13 @@ static int forward(struct engine *g, const struct schedule_step *step, struct er
         if (s->req->order_id)
             handover_chunk(g, s, n, &t->pushes[t->n_pushes++]);
     }
+}
+
+static int forward(struct engine *g, const struct schedule_step *step, struct err *e)
+{
+    struct step_scratch *t = &g->scratch;
+    bool apart = group_has_apart(g->group); /* their KV comes here after the step */
+    lay_out(g, step);
     struct model_batch b = {.segments = t->segments,
                             .n_segments = step->n_picks,
                             .logits = g->logits,
@@ -226,15 +235,38 @@ static int forward(struct engine *g, const struct schedule_step *step, struct er
     return rc;
 }
 
+/* The stages' work since the last step; the bubble is that of about a second. */
+static void measure_stages(struct engine *g, const struct model_work_stats *w)
+{
+    uint32_t stages = g->c.model_layout.pipeline;
+    struct engine_metrics *m = &g->m;
+    double step_s = (double)(w->step_ns - m->seen_step_ns) / 1e9;
+    char name[12];
+    m->seen_step_ns = w->step_ns;
+    m->part_step_s += step_s;
+    metric_add(m->pipeline_s, step_s);
+    for (uint32_t s = 0; s < stages && s < MODEL_STAGES_MAX; s++) {
+        double busy_s = (double)(w->stage_busy_ns[s] - m->seen_stage_ns[s]) / 1e9;
+        m->seen_stage_ns[s] = w->stage_busy_ns[s];
+        m->part_busy_s += busy_s;
+        snprintf(name, sizeof name, "%u", s);
+        metric_add(metric_series(m->stage_busy, name), busy_s);
+    }
+    if (m->part_step_s < BUBBLE_S)
+        return;
+    double bubble = 1 - m->part_busy_s / (m->part_step_s * stages);
+    metric_set(m->bubble, bubble > 0 ? bubble : 0);
+    m->part_step_s = m->part_busy_s = 0;
+}
+
 static void measure_group(struct engine *g)
 {
     struct group_report r;
-    uint32_t stages = g->c.model_layout.pipeline;
     if (group_ranks(g->group) == 1)
         return;
     group_report(g->group, &r);
-    if (stages > 1 && r.work.step_ns)
-        metric_set(g->m.bubble, 1 - (double)r.work.busy_ns / ((double)r.work.step_ns * stages));
+    if (g->c.model_layout.pipeline > 1)
+        measure_stages(g, &r.work);
     metric_add(g->m.collectives, (double)(r.tensor.all_reduces - g->m.seen_collectives));
     metric_add(g->m.collective_s, (double)(r.tensor.wait_ns - g->m.seen_wait_ns) / 1e9);
     deal_measure_experts(g, &r.work);
@@ -242,27 +274,23 @@ static void measure_group(struct engine *g)
     g->m.seen_wait_ns = r.tensor.wait_ns;
 }
 
-/* Of a step of decodes, what it costs and what a sequence's next token takes: drafts that were
- * right are tokens too. `whole`: sampling included. */
-static void measure_decode(struct engine *g, const struct schedule_step *step, double seconds,
-                           double whole)
+/* A sequence's next token takes less than a step where drafts were right: they are tokens too. */
+void step_measure_decode(struct engine *g, uint32_t n, uint32_t rows, double seconds, double each)
 {
-    double got = step->n_picks + g->drafts.right;
-    float each = (float)(seconds * step->n_picks / got);
-    g->decode_step_s += (g->decode_step_s > 0 ? .1f : 1) * (each - g->decode_step_s);
-    drafts_cost(g, step->rows, whole);
+    float token_s = (float)(seconds * n / (n + g->drafts.right));
+    metric_observe(g->m.step, seconds);
+    measure_group(g);
+    metric_add(g->m.step_rows, rows);
+    g->decode_step_s += (g->decode_step_s > 0 ? .1f : 1) * (token_s - g->decode_step_s);
+    drafts_cost(g, rows, each);
 }
 
-static void measure(struct engine *g, const struct schedule_step *step, double seconds,
-                    double whole)
+static void measure(struct engine *g, const struct schedule_step *step, double seconds)
 {
-    uint32_t prompt = g->scratch.prompt_rows;
     metric_observe(g->m.step, seconds);
     measure_group(g);
     metric_add(g->m.step_rows, step->rows);
-    if (prompt == 0)
-        measure_decode(g, step, seconds, whole);
-    if (prompt < STEP_TOKENS_MIN)
+    if (g->scratch.prompt_rows < STEP_TOKENS_MIN)
         return;
     float rate = (float)(step->rows / seconds);
     g->prefill_tokens_per_s +=
@@ -372,20 +400,48 @@ static void take_result(struct engine *g, struct seq *s, uint32_t n, const float
         handover_done(g, r);
 }
 
-static void take_results(struct engine *g, const struct schedule_step *step)
+void step_take(struct engine *g, struct seq *const *seqs, const struct model_segment *segments,
+               uint32_t n)
 {
-    struct step_scratch *t = &g->scratch;
     const float *row = g->logits;
-    for (uint32_t i = 0; i < step->n_picks; i++) {
-        const struct model_segment *seg = &t->segments[i];
-        struct seq *s = t->seqs[i];
+    for (uint32_t i = 0; i < n; i++) {
+        const struct model_segment *seg = &segments[i];
+        struct seq *s = seqs[i];
         if (!s->req->ended && !s->req->closed && s->state == SEQ_RUNNING)
             take_result(g, s, seg->n_tokens, row);
         row += (size_t)(seg->n_tokens - seg->logits_from) * g->vocab;
     }
 }
 
-bool step_run(struct engine *g)
+void step_failed(struct engine *g, struct seq *const *seqs, uint32_t n, const struct err *e)
+{
+    log_error("the model could not run a step", LERR(e));
+    g->status.failed = ++g->failures >= FAILURES_MAX;
+    for (uint32_t i = 0; i < n; i++)
+        emit_error(g, seqs[i]->req, 500, "engine_failed", e->msg, true);
+}
+
+static void run_whole(struct engine *g, const struct schedule_step *step)
+{
+    struct step_scratch *t = &g->scratch;
+    struct err e = {0};
+    uint64_t t0 = clock_mono_ns();
+    if (forward(g, step, &e)) {
+        step_failed(g, t->seqs, step->n_picks, &e);
+        return;
+    }
+    double seconds = (double)(clock_mono_ns() - t0) / 1e9;
+    g->failures = 0;
+    g->status.steps++;
+    step_take(g, t->seqs, t->segments, step->n_picks);
+    if (t->prompt_rows)
+        measure(g, step, seconds);
+    else
+        step_measure_decode(g, step->n_picks, step->rows, seconds,
+                            (double)(clock_mono_ns() - t0) / 1e9);
+}
+
+static void plan(struct engine *g, struct schedule_step *step)
 {
     struct step_scratch *t = &g->scratch;
     struct schedule_queue q;
@@ -398,28 +454,53 @@ bool step_run(struct engine *g)
                                      .block_tokens = g->c.kv.block_tokens,
                                      .spare_blocks = 1};
     struct schedule_kv kv = {{0}};
-    struct schedule_step step = {
-        .picks = t->picks, .preempted = t->preempted, .expired = t->expired};
+    *step =
+        (struct schedule_step){.picks = t->picks, .preempted = t->preempted, .expired = t->expired};
     for (uint32_t r = 0; r < kv_ranks(g->kv); r++)
         kv.free_blocks[r] = kv_counts_of(g->kv, r).free;
-    schedule(&limits, &q, &kv, g->now_ns, &step);
+    schedule(&limits, &q, &kv, g->now_ns, step);
+}
+
+/* Of a pipeline: the step's first decodes, so many that every stage has a batch; false when the
+ * step is none of decodes alone. */
+static bool take_share(struct engine *g, struct schedule_step *step)
+{
+    const struct schedule_seq *running = g->scratch.running;
+    uint32_t decodes = 0, batches = group_batches(g->group), rows = 0, n = 0;
+    if (batches < 2 || !step->n_picks || step->n_preempted || step->n_expired)
+        return false;
+    for (uint32_t i = 0; i < step->n_picks; i++) {
+        const struct schedule_seq *q = &running[step->picks[i].index];
+        if (step->picks[i].admitted || q->tokens - q->computed != 1 || q->pinned)
+            return false;
+    }
+    for (uint32_t i = 0; i < g->n_running; i++)
+        decodes += running[i].tokens - running[i].computed == 1;
+    while (n < step->n_picks && n < (decodes + batches - 1) / batches)
+        rows += step->picks[n++].tokens;
+    step->n_picks = n;
+    step->rows = rows;
+    return true;
+}
+
+bool step_run(struct engine *g)
+{
+    struct schedule_step step;
+    plan(g, &step);
+    bool share = take_share(g, &step);
+    if (g->n_air && !(share && flight_may_begin(g, step.rows))) {
+        flight_land(g); /* what is to be done now waits until nothing is in the air */
+        return true;
+    }
+    share = share && flight_may_begin(g, step.rows);
     carry_out(g, &step);
     if (!step.n_picks)
         return step.n_preempted || step.n_expired;
-    struct err e = {0};
-    uint64_t t0 = clock_mono_ns();
-    int rc = forward(g, &step, &e);
-    if (rc) {
-        log_error("the model could not run a step", LERR(&e));
-        g->status.failed = ++g->failures >= FAILURES_MAX;
-        for (uint32_t i = 0; i < step.n_picks; i++)
-            emit_error(g, t->seqs[i]->req, 500, "engine_failed", e.msg, true);
-        return true;
+    if (share) {
+        lay_out(g, &step);
+        flight_begin(g, step.n_picks);
+    } else {
+        run_whole(g, &step);
     }
-    g->failures = 0;
-    uint64_t t1 = clock_mono_ns();
-    g->status.steps++;
-    take_results(g, &step);
-    measure(g, &step, (double)(t1 - t0) / 1e9, (double)(clock_mono_ns() - t0) / 1e9);
     return true;
 }

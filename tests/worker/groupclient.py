@@ -18,7 +18,7 @@ class Group(Worker):
         with open(os.path.join(folder, "secret"), "w") as f:
             f.write(SECRET + "\n")
         ranks = tensor * pipeline * data
-        port = 20000 + int.from_bytes(os.urandom(2), "little") % 20000
+        port = 20000 + int.from_bytes(os.urandom(2), "little") % 12000  # below the ports that are given to others
         self.flags = ["--model", model, "--role", role, "--tp", tensor, "--pp", pipeline, "--ep", expert, "--dp", data, "--http-port", 0,
                       "--xfer-port", 0, "--comm-port", port, "--secret-file", os.path.join(folder, "secret"), "--threads", 1, *args]
         self.flags = [str(x) for x in self.flags]

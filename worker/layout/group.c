@@ -39,7 +39,10 @@ struct group {
     struct model_segment *segments; /* of a follower's step */
     uint32_t cap_segments;
     bool stopped;
-    int late; /* what failed in a call that can't say so: the next step does */
+    /* Of a pipeline: plans are streams, so that rank 0 needn't wait for ranks that compute. */
+    bool streams;
+    uint32_t in_air, rows_in_air; /* batches begun */
+    int late;                     /* what failed in a call that can't say so: the next step does */
     struct err late_err;
 };
 
@@ -124,6 +127,7 @@ int group_new(const struct group_config *c, struct group **out, struct err *e)
         rc = split_ranks(g, &shard, e);
     for (uint32_t r = 0; !rc && r < ranks; r++)
         rc = block_bytes_of(g, r, e);
+    g->streams = c->layout.pipeline > 1 && c->layout.data < 2 && !c->device;
     if (c->device)
         g->c.work.threads = 1; /* nothing is computed with it */
     rc = rc ? rc : model_work_new(c->model, &g->c.work, &g->work, e);
@@ -200,6 +204,23 @@ static int send_stores(struct group *g, struct err *e)
     return rc;
 }
 
+static int tell(struct group *g, void *data, size_t bytes, struct err *e)
+{
+    struct comm_flow f[MODEL_RANKS_MAX];
+    uint32_t n = group_ranks(g) - 1;
+    if (!g->streams)
+        return comm_broadcast(g->c.world, 0, data, bytes, e);
+    for (uint32_t r = 0; r < n; r++)
+        f[r] = (struct comm_flow){r + 1, true, data, bytes};
+    return comm_exchange(g->c.world, f, n, e);
+}
+
+static int hear(struct group *g, void *data, size_t bytes, struct err *e)
+{
+    return g->streams ? comm_recv(g->c.world, 0, data, bytes, e)
+                      : comm_broadcast(g->c.world, 0, data, bytes, e);
+}
+
 static int send_plan(struct group *g, struct err *e)
 {
     struct words *w = &g->plan;
@@ -209,10 +230,9 @@ static int send_plan(struct group *g, struct err *e)
     if (bytes < FIRST_BYTES)
         memset(grow(w, FIRST_BYTES / 4 - w->n), 0, FIRST_BYTES - bytes);
     w->data[0] = (uint32_t)bytes;
-    int rc = comm_broadcast(g->c.world, 0, w->data, FIRST_BYTES, e);
+    int rc = tell(g, w->data, FIRST_BYTES, e);
     if (!rc && bytes > FIRST_BYTES)
-        rc =
-            comm_broadcast(g->c.world, 0, (uint8_t *)w->data + FIRST_BYTES, bytes - FIRST_BYTES, e);
+        rc = tell(g, (uint8_t *)w->data + FIRST_BYTES, bytes - FIRST_BYTES, e);
     clear(w);
     return rc ? rc : send_stores(g, e);
 }
@@ -274,6 +294,41 @@ int group_forward(struct group *g, const struct model_batch *b, struct err *e)
     if (!rc && g->data && data_has_halves(g->data, b))
         overlap_learn(&g->overlap, rows_of(b), halve, (double)(clock_mono_ns() - from) / 1e9);
     return rc;
+}
+
+uint32_t group_batches(const struct group *g)
+{
+    return g->streams ? g->c.layout.pipeline : 1;
+}
+
+bool group_may_begin(const struct group *g, uint32_t rows)
+{
+    return g->streams && g->in_air < 2 * g->c.layout.pipeline &&
+           g->rows_in_air + rows <= model_room_in_air(g->work);
+}
+
+int group_begin(struct group *g, const struct model_batch *b, struct err *e)
+{
+    uint32_t rows = rows_of(b);
+    ASSERT(group_may_begin(g, rows));
+    int rc = model_batch_check(g->work, b, e);
+    if (rc)
+        return rc;
+    plan_forward(&g->plan, b, false);
+    rc = send_plan(g, e);
+    rc = rc ? rc : model_begin(g->c.model, g->work, g->c.pool, b, e);
+    if (rc)
+        return rc;
+    g->in_air++;
+    g->rows_in_air += rows;
+    return 0;
+}
+
+int group_end(struct group *g, const struct model_batch *b, struct err *e)
+{
+    g->in_air--;
+    g->rows_in_air -= rows_of(b);
+    return model_end(g->work, b, e);
 }
 
 static void remember(struct group *g, int rc)
@@ -420,7 +475,7 @@ static int recv_plan(struct group *g, struct err *e)
     struct words *w = &g->plan;
     w->n = 0;
     grow(w, FIRST_BYTES / 4);
-    int rc = comm_broadcast(g->c.world, 0, w->data, FIRST_BYTES, e);
+    int rc = hear(g, w->data, FIRST_BYTES, e);
     if (rc)
         return rc;
     uint32_t bytes = w->data[0];
@@ -430,7 +485,7 @@ static int recv_plan(struct group *g, struct err *e)
     if (bytes <= FIRST_BYTES)
         return 0;
     grow(w, 0);
-    return comm_broadcast(g->c.world, 0, (uint8_t *)w->data + FIRST_BYTES, bytes - FIRST_BYTES, e);
+    return hear(g, (uint8_t *)w->data + FIRST_BYTES, bytes - FIRST_BYTES, e);
 }
 
 /* The next n words of the plan; NULL when it has no more. */

@@ -49,6 +49,15 @@ const struct model_work *group_work(const struct group *g);
 
 /* ---- rank 0 ---- */
 int group_forward(struct group *g, const struct model_batch *b, struct err *e) MUST_CHECK;
+/* With a pipeline of CPU ranks several batches may be on their way: group_begin does the first
+ * stage's part of one, group_end waits for the oldest and fills its logits. Between them everything
+ * else but group_copy and group_store waits; a sequence is in one batch at a time; of `b`,
+ * group_end reads logits, rows and layer_done. */
+uint32_t group_batches(const struct group *g); /* that keep all stages busy: stages, or 1: no such
+                                                  layout */
+bool group_may_begin(const struct group *g, uint32_t rows); /* one of so many rows, now */
+int group_begin(struct group *g, const struct model_batch *b, struct err *e) MUST_CHECK;
+int group_end(struct group *g, const struct model_batch *b, struct err *e) MUST_CHECK;
 /* A block's content on every rank; the others do it before their next step. */
 void group_copy(struct group *g, uint32_t from, uint32_t to);
 /* Whether blocks must be fetched before other workers can have them, all layers at once: ranks

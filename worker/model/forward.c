@@ -361,17 +361,47 @@ void forward_thread(void *arg, uint32_t thread)
         stage_head(&s, !(w->jobs & JOB_LAYERS));
 }
 
-int model_forward(const struct model *m, struct model_work *w, void *kv_pool,
-                  const struct model_batch *b, struct err *e)
+static int prepare(const struct model *m, struct model_work *w, void *kv_pool,
+                   const struct model_batch *b, struct err *e)
 {
     if (w->m != m || (uintptr_t)kv_pool % 64)
         return err_set(e, EINVAL,
                        "the work belongs to another model, or the KV pool is not aligned");
-    int rc = model_batch_check(w, b, e);
+    w->kv_pool = kv_pool;
+    return model_batch_check(w, b, e);
+}
+
+int model_forward(const struct model *m, struct model_work *w, void *kv_pool,
+                  const struct model_batch *b, struct err *e)
+{
+    int rc = prepare(m, w, kv_pool, b, e);
     if (rc < 0)
         return rc;
-    w->kv_pool = kv_pool;
     rc = stage_run(w, b, e);
     w->batch = NULL;
     return rc;
+}
+
+int model_begin(const struct model *m, struct model_work *w, void *kv_pool,
+                const struct model_batch *b, struct err *e)
+{
+    int rc = prepare(m, w, kv_pool, b, e);
+    ASSERT(stage_first_of_many(w));
+    if (rc < 0)
+        return rc;
+    rc = stage_begin(w, b, e);
+    w->batch = NULL;
+    return rc;
+}
+
+int model_end(struct model_work *w, const struct model_batch *b, struct err *e)
+{
+    int rc = stage_end(w, b, e);
+    w->batch = NULL;
+    return rc;
+}
+
+uint32_t model_room_in_air(const struct model_work *w)
+{
+    return COMM_PIPE_BYTES / 2 / (uint32_t)(w->m->config.d_model * sizeof(float));
 }

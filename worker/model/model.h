@@ -239,10 +239,22 @@ void model_work_data_rows(struct model_work *w, const uint32_t *rows);
  * rank; the same results. Returns whether it will be: never without group.halves. */
 bool model_work_halve(struct model_work *w, bool halve);
 
+/* The first stage of a pipeline may begin further batches before the first comes back: it does its
+ * layers and leaves the rest to the others; model_end waits for the oldest batch begun and fills
+ * its logits. The rows of all batches begun at a time fit comm_send's buffer half
+ * (model_room_in_air), so that no stage waits for one that waits for it. Of `b`, model_end reads
+ * logits, layer_done and the segments' numbers; tokens and blocks are no longer needed then. */
+int model_begin(const struct model *m, struct model_work *w, void *kv_pool,
+                const struct model_batch *b, struct err *e) MUST_CHECK;
+int model_end(struct model_work *w, const struct model_batch *b, struct err *e) MUST_CHECK;
+uint32_t model_room_in_air(const struct model_work *w); /* rows */
+
+#define MODEL_STAGES_MAX 64u
 /* What a pipeline's stages have waited: busy_ns of all stages (known to the first), against
- * step_ns x stages. The bubble is what is left. */
+ * step_ns x stages, step_ns the time in which there was any batch. The bubble is what is left. */
 struct model_work_stats {
     uint64_t steps, micro_batches, step_ns, busy_ns;
+    uint64_t stage_busy_ns[MODEL_STAGES_MAX];
     /* Expert parallelism: layers dispatched (and in the latency way), rows x experts of them at all
      * ranks, and at the rank that had most; max over mean is expert_max x expert_ranks /
      * expert_slots. */

@@ -1,7 +1,8 @@
 /* A batch through the pipeline (GPipe, arXiv 1811.06965): it is cut into micro-batches by rows,
  * which follow each other through the stages; a stage computes one while the next computes the one
  * before. Rows of one sequence keep their order, so a later micro-batch finds the KV of an earlier
- * one. What the last stage has of rows that give logits goes back to the first, which has the head.
+ * one. What the last stage has of rows that give logits goes back to the first, which has the head;
+ * it may have begun further batches before (stage_begin, stage_end).
  *
  * Few rows are not cut: every micro-batch reads all weights of a stage again. */
 #include "worker/model/stage.h"
@@ -12,9 +13,9 @@
 #define PART_ROWS_MIN 32u /* of a micro-batch: fewer cost as much */
 #define PARTS_A_STAGE 4u
 
-/* Goes before the rows: what the stages so far have computed in this step. */
+/* Goes before the rows: what each stage so far has computed for them. */
 struct hop {
-    uint64_t busy_ns;
+    uint64_t busy_ns[MODEL_STAGES_MAX];
 };
 
 struct cursor {
@@ -26,8 +27,7 @@ struct flight { /* one batch */
     const struct model_batch *b;
     struct comm *pipeline;
     uint32_t stage, stages, rows_a_part;
-    uint64_t from_ns, waited_ns;
-    uint64_t before_ns, told_ns; /* busy: of the stages before; of this one, as told to the next */
+    struct hop part, all; /* of the micro-batch in hand; of those before it too */
     struct err *e;
 };
 
@@ -73,38 +73,36 @@ static int run(struct model_work *w, uint32_t jobs)
     return w->rc;
 }
 
-static const float *h_of(const struct model_work *w)
+/* The same, counted as this stage's work. */
+static int work(struct flight *f, uint32_t jobs)
+{
+    uint64_t from = clock_mono_ns();
+    int rc = run(f->w, jobs);
+    uint64_t took = clock_mono_ns() - from;
+    f->part.busy_ns[f->stage] += took;
+    f->w->stats.stage_busy_ns[f->stage] += took;
+    f->w->stats.busy_ns += took;
+    return rc;
+}
+
+static float *h_of(const struct model_work *w)
 {
     return w->n_rows <= REPLICATE_ROWS ? w->own[0].h : w->shared.h;
 }
 
 /* ---- between stages ---- */
 
-static int send_rows(struct flight *f, uint32_t to, const float *rows, uint32_t n)
+static int move_rows(struct flight *f, uint32_t peer, bool out, struct hop *hop, float *rows,
+                     uint32_t n)
 {
-    uint64_t now = clock_mono_ns();
-    f->told_ns = now - f->from_ns - f->waited_ns;
-    struct hop hop = {f->before_ns + f->told_ns};
-    int rc = comm_send(f->pipeline, to, &hop, sizeof hop, f->e);
-    rc = rc ? rc
-            : comm_send(f->pipeline, to, rows, (size_t)n * f->w->m->config.d_model * sizeof *rows,
-                        f->e);
-    f->waited_ns += clock_mono_ns() - now;
-    return rc;
-}
-
-static int recv_rows(struct flight *f, uint32_t from, float *rows, uint32_t n)
-{
-    uint64_t now = clock_mono_ns();
-    struct hop hop;
-    int rc = comm_recv(f->pipeline, from, &hop, sizeof hop, f->e);
-    rc = rc ? rc
-            : comm_recv(f->pipeline, from, rows, (size_t)n * f->w->m->config.d_model * sizeof *rows,
-                        f->e);
-    if (!rc)
-        f->before_ns = hop.busy_ns;
-    f->waited_ns += clock_mono_ns() - now;
-    return rc;
+    size_t bytes = (size_t)n * f->w->m->config.d_model * sizeof *rows;
+    size_t head = f->stages * sizeof hop->busy_ns[0];
+    int rc = out ? comm_send(f->pipeline, peer, hop, head, f->e)
+                 : comm_recv(f->pipeline, peer, hop, head, f->e);
+    if (rc)
+        return rc;
+    return out ? comm_send(f->pipeline, peer, rows, bytes, f->e)
+               : comm_recv(f->pipeline, peer, rows, bytes, f->e);
 }
 
 /* ---- stages ---- */
@@ -127,69 +125,101 @@ static int through_layers(struct flight *f, uint32_t *finals)
     while (!rc && next_part(f, &c)) {
         work_lay_out(w, &w->part);
         w->stats.micro_batches++;
+        f->part = (struct hop){0};
         if (f->stage)
-            rc = recv_rows(f, f->stage - 1, w->out, w->n_rows);
-        rc = rc ? rc : run(w, f->stage ? JOB_LAYERS : JOB_EMBED | JOB_LAYERS);
+            rc = move_rows(f, f->stage - 1, false, &f->part, w->out, w->n_rows);
+        rc = rc ? rc : work(f, f->stage ? JOB_LAYERS : JOB_EMBED | JOB_LAYERS);
         if (!rc && f->stage + 1 < f->stages)
-            rc = send_rows(f, f->stage + 1, h_of(w), w->n_rows);
+            rc = move_rows(f, f->stage + 1, true, &f->part, h_of(w), w->n_rows);
         else if (!rc)
             *finals = keep_finals(w, *finals);
+        for (uint32_t s = 0; s < f->stages; s++)
+            f->all.busy_ns[s] += f->part.busy_ns[s];
     }
     return rc;
 }
 
-/* Logits of what has come back from the last stage; then all layers of all stages are written. */
-static int finish_first(struct flight *f)
+/* The time in which the pipeline had something to do, up to now; `in_air` batches from now on. */
+static void count_time(struct model_work *w, int more)
 {
-    struct model_work *w = f->w;
-    uint32_t n = model_batch_outputs(f->b), most = w->o.max_rows;
-    int rc = recv_rows(f, f->stages - 1, w->out, n < most ? n : most);
-    if (rc)
-        return rc;
-    w->part = *f->b;
-    w->batch = &w->part;
-    w->n_out = n;
-    rc = n ? run(w, JOB_HEAD) : 0;
-    for (uint32_t l = w->m->part.layer1; !rc && f->b->layer_done && l < w->m->config.n_layers; l++)
-        f->b->layer_done(f->b->ctx, l);
+    uint64_t now = clock_mono_ns();
+    if (w->in_air)
+        w->stats.step_ns += now - w->counted_ns;
+    w->counted_ns = now;
+    w->in_air += (uint32_t)more;
+}
+
+static struct flight flight_of(struct model_work *w, const struct model_batch *b, struct err *e)
+{
+    struct flight f = {.w = w, .b = b, .pipeline = w->o.group.pipeline, .e = e};
+    uint32_t rows = rows_of(b);
+    f.stage = comm_rank(f.pipeline);
+    f.stages = comm_ranks(f.pipeline);
+    f.rows_a_part = (rows + f.stages * PARTS_A_STAGE - 1) / (f.stages * PARTS_A_STAGE);
+    f.rows_a_part = (f.rows_a_part + PART_ROWS_MIN - 1) / PART_ROWS_MIN * PART_ROWS_MIN;
+    return f;
+}
+
+bool stage_first_of_many(const struct model_work *w)
+{
+    const struct comm *p = w->o.group.pipeline;
+    return p && comm_ranks(p) > 1 && comm_rank(p) == 0;
+}
+
+int stage_begin(struct model_work *w, const struct model_batch *b, struct err *e)
+{
+    struct flight f = flight_of(w, b, e);
+    uint32_t finals = 0;
+    w->rc = 0;
+    w->stats.steps++;
+    count_time(w, 1);
+    int rc = through_layers(&f, &finals);
+    if (!rc && f.stage && f.stage + 1 == f.stages)
+        rc = move_rows(&f, 0, true, &f.all, w->finals, finals);
+    if (f.stage || rc)
+        count_time(w, -1);
+    if (w->rc && e)
+        *e = w->err;
     return rc;
 }
 
-static int fly(struct flight *f)
+/* Logits of what has come back from the last stage; then all layers of all stages are written. */
+int stage_end(struct model_work *w, const struct model_batch *b, struct err *e)
 {
-    struct model_work *w = f->w;
-    uint32_t rows = rows_of(f->b), finals = 0;
-    f->stage = comm_rank(f->pipeline);
-    f->stages = comm_ranks(f->pipeline);
-    f->rows_a_part = (rows + f->stages * PARTS_A_STAGE - 1) / (f->stages * PARTS_A_STAGE);
-    f->rows_a_part = (f->rows_a_part + PART_ROWS_MIN - 1) / PART_ROWS_MIN * PART_ROWS_MIN;
-    int rc = through_layers(f, &finals);
-    if (!rc && f->stage == 0)
-        rc = finish_first(f);
-    else if (!rc && f->stage + 1 == f->stages)
-        rc = send_rows(f, 0, w->finals, finals);
-    uint64_t took = clock_mono_ns() - f->from_ns;
-    w->stats.step_ns += took;
-    w->stats.busy_ns += took - f->waited_ns + (f->stage ? 0 : f->before_ns - f->told_ns);
+    struct flight f = flight_of(w, b, e);
+    uint32_t n = model_batch_outputs(b), most = w->o.max_rows;
+    w->rc = 0;
+    int rc = move_rows(&f, f.stages - 1, false, &f.all, w->out, n < most ? n : most);
+    for (uint32_t s = 1; !rc && s < f.stages; s++) {
+        w->stats.stage_busy_ns[s] += f.all.busy_ns[s];
+        w->stats.busy_ns += f.all.busy_ns[s];
+    }
+    w->part = *b;
+    w->batch = &w->part;
+    w->n_out = n;
+    if (!rc && n)
+        rc = work(&f, JOB_HEAD);
+    for (uint32_t l = w->m->part.layer1; !rc && b->layer_done && l < w->m->config.n_layers; l++)
+        b->layer_done(b->ctx, l);
+    count_time(w, -1);
+    if (w->rc && e)
+        *e = w->err;
     return rc;
 }
 
 int stage_run(struct model_work *w, const struct model_batch *b, struct err *e)
 {
-    struct flight f = {
-        .w = w, .b = b, .pipeline = w->o.group.pipeline, .from_ns = clock_mono_ns(), .e = e};
     int rc;
+    if (w->o.group.pipeline && comm_ranks(w->o.group.pipeline) > 1) {
+        rc = stage_begin(w, b, e);
+        return rc || !stage_first_of_many(w) ? rc : stage_end(w, b, e);
+    }
     w->rc = 0;
     w->stats.steps++;
-    bool pipeline = f.pipeline && comm_ranks(f.pipeline) > 1;
-    if (pipeline) {
-        rc = fly(&f);
-    } else {
-        rc = w->ep.balance ? balance_step(w, e) : 0;
-    }
+    rc = w->ep.balance ? balance_step(w, e) : 0;
     if (!rc && w->halve) {
         rc = halves_run(w, b);
-    } else if (!rc && !pipeline) {
+    } else if (!rc) {
         work_lay_out(w, b);
         w->stats.micro_batches++;
         rc = run(w, JOB_EMBED | JOB_LAYERS | JOB_HEAD);

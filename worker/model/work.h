@@ -121,6 +121,8 @@ struct model_work {
     struct model_work_stats stats;
     struct model_work *half; /* of the second half of a batch (halves.c); NULL: never halved */
     bool halve;              /* the next batch */
+    uint32_t in_air;         /* batches begun, of a pipeline's first stage */
+    uint64_t counted_ns;
     /* The step */
     const struct model_batch *batch; /* all of it, or `part` */
     struct model_batch part;
@@ -136,3 +138,7 @@ void work_lay_out(struct model_work *w, const struct model_batch *b);
 
 /* stage.c: a batch through the stages of the pipeline, or through the only one */
 int stage_run(struct model_work *w, const struct model_batch *b, struct err *e) MUST_CHECK;
+/* The first stage of several: its layers, then the others'; batches end in the order they began. */
+bool stage_first_of_many(const struct model_work *w);
+int stage_begin(struct model_work *w, const struct model_batch *b, struct err *e) MUST_CHECK;
+int stage_end(struct model_work *w, const struct model_batch *b, struct err *e) MUST_CHECK;
