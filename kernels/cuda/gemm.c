@@ -1,6 +1,6 @@
 /* Matrix products: cuBLASLt by dlopen where the machine has it, else our own kernel. cuBLASLt is
- * asked for its best algorithm once a shape; answers are kept. BATON_CUBLASLT=0: our own kernel,
- * with which a row's result does not depend on how many rows there are. */
+ * asked for its best algorithm once a shape; answers are kept. BATON_CUBLASLT names another file;
+ * 0: our own kernel, with which a row's result does not depend on how many rows there are. */
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/lt_abi.h"
 
@@ -69,10 +69,12 @@ static void library_free(struct gpu *g, struct library *l)
 
 static struct library *library_open(struct gpu *g)
 {
-    static const char *const names[] = {"libcublasLt.so.13", "libcublasLt.so.12"};
+    const char *names[] = {"libcublasLt.so.13", "libcublasLt.so.12"};
     struct library *l = xcalloc(1, sizeof *l);
     const char *wanted = getenv("BATON_CUBLASLT");
     bool off = wanted && strcmp(wanted, "0") == 0;
+    if (wanted && *wanted)
+        names[0] = names[1] = wanted;
     int transposed = LT_OP_T;
     for (size_t i = 0; i < sizeof names / sizeof *names && !l->so && !off; i++)
         l->so = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);

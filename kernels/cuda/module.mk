@@ -46,6 +46,10 @@ $(CUDA_TESTS_DIR)/blob.o: tests/kernels/cuda/blob.c
 $(CUDA_TESTS_DIR)/libnccl.so.2: tests/kernels/cuda/libnccl.cc worker/comm/nccl_abi.h
 	@mkdir -p $(@D); echo "  CXX   $<"
 	@$(CXX) $(EMU_FLAGS) -O2 $(EMU_SAN) -shared -Wl,-soname,libnccl.so.2 -o $@ $< -lpthread -ldl
+$(CUDA_TESTS_DIR)/libcublasLt.so.13: tests/kernels/cuda/libcublaslt.cc kernels/cuda/lt_abi.h
+	@mkdir -p $(@D); echo "  CXX   $<"
+	@$(CXX) $(EMU_FLAGS) -O2 $(EMU_SAN) -shared -Wl,-soname,libcublasLt.so.13 -o $@ $< -ldl
+$(CUDA_TESTS_DIR)/test_library_gemm: | $(CUDA_TESTS_DIR)/libcublasLt.so.13
 kernels/cuda_TEST_OBJS := $(CUDA_TESTS_DIR)/blob.o $(CUDA_TESTS_DIR)/libcuda.so.1
 kernels/cuda_TEST_LIBS := -Wl,-rpath,$(abspath $(CUDA_TESTS_DIR))
 
