@@ -10,6 +10,7 @@ import subprocess
 import pytest
 
 import families
+import groupclient
 import test_sleep
 import wireclient as wc
 from wireclient import LOGPROBS, Worker
@@ -164,6 +165,25 @@ def test_kv_moves_between_a_gpu_and_a_cpu(fleet, pair):
         got = fleet[decode].generate(prefill=fleet[prefill].peer, **kw)
         assert got.usage["prefill"] == "remote" and got.usage["kv_bytes"] > 0
         alike(got, fleet["U"].generate(**kw), .3)
+
+
+@pytest.mark.parametrize("role", ["decode", "prefill"])
+def test_two_gpus_serve_as_one_and_hand_over(models, fleet, tmp_path, monkeypatch, role):
+    monkeypatch.setattr(groupclient, "WORKER", WORKER)
+    for k, v in GPU.items():
+        monkeypatch.setenv(k, v)
+    group = groupclient.Group(str(tmp_path), role, *ARGS, "--backend", "cuda", model=models["llama3"][0], tensor=2)
+    try:
+        for kw in requests(2):
+            got = (fleet["D"].generate(prefill=group.peer, **kw) if role == "prefill" else
+                   group.generate(prefill=fleet["P"].peer, **kw))
+            assert got.usage["prefill"] == "remote" and got.usage["kv_bytes"] > 0
+            alike(got, fleet["U"].generate(**kw))
+        if role == "decode":
+            alike(group.generate(**kw), got)  # and its own prompt
+        group.wait_idle(10)
+    finally:
+        group.stop()
 
 
 def test_asleep_the_gpu_is_empty_and_awake_the_answer_is_the_same(models, tmp_path, monkeypatch):
