@@ -72,8 +72,8 @@ static char *map_text(const struct view_map *m)
 
 /* What a spec of an older Baton could not say is hashed only where it is said, so that an upgrade
  * of the controller changes no revision. */
-static size_t later_parts(const struct infd_role *role, char *text, size_t n,
-                          struct hash_part *parts)
+static size_t later_parts(const struct kube_infd *d, const struct infd_role *role, char *text,
+                          size_t n, struct hash_part *parts)
 {
     size_t k = 0, at = 0;
     const struct infd_placement *p = &role->placement;
@@ -87,6 +87,8 @@ static size_t later_parts(const struct infd_role *role, char *text, size_t n,
         parts[k++] = (struct hash_part){"packBy", p->pack_by};
         parts[k++] = (struct hash_part){"packMode", p->mode ? p->mode : "Preferred"};
     }
+    if (d->engine_speculation)
+        parts[k++] = (struct hash_part){"speculation", d->engine_speculation};
     char *claims = text + at;
     size_t len = 0;
     for (size_t i = 0; i < role->claims.n && at + len < n; i++) {
@@ -139,7 +141,7 @@ void pod_revision(const struct kube_infd *d, const struct infd_role *role, char 
         size_t n = strlen(numbers);
         snprintf(numbers + n, sizeof numbers - n, " replicas=%lld", (long long)role->replicas);
     }
-    struct hash_part parts[17] = {
+    struct hash_part parts[18] = {
         {"model", d->model_name},         {"source", d->model_source},
         {"sha256", d->model_sha256},      {"numbers", numbers},
         {"dtype", d->kv_dtype},           {"kv", d->kv_size},
@@ -148,7 +150,7 @@ void pod_revision(const struct kube_infd *d, const struct infd_role *role, char 
         {"affinity", role->affinity},     {"image", d->engine_image},
         {"template", d->engine_template},
     };
-    hash_revision(parts, 13 + later_parts(role, later, sizeof later, parts + 13), out);
+    hash_revision(parts, 13 + later_parts(d, role, later, sizeof later, parts + 13), out);
 }
 
 static bool quantities_valid(const struct view_map *m)
@@ -271,6 +273,9 @@ static json_t *environment(const struct ctl *c, const struct kube_infd *d,
     env_n(l, "BATON_KV_BLOCK_TOKENS", d->kv_block_tokens ? d->kv_block_tokens : 32);
     env(l, "BATON_KV_DTYPE", d->kv_dtype ? d->kv_dtype : "f16");
     env_n(l, "BATON_KV_BYTES", kv_milli / 1000);
+    if (d->engine_speculation)
+        env(l, "BATON_SPECULATION",
+            strcmp(d->engine_speculation, "None") == 0 ? "off" : "prompt-lookup");
     env_n(l, "BATON_MAX_CONTEXT", d->model_max_context_tokens);
     env_n(l, "BATON_TP", at_least_one(role->parallelism.tensor));
     env_n(l, "BATON_PP", at_least_one(role->parallelism.pipeline));

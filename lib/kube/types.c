@@ -191,6 +191,7 @@ const struct view kube_infd_view = VIEW(
     I("spec.rollout.paused", VIEW_BOOL, paused), I("spec.engine.image", VIEW_STR, engine_image),
     I("spec.engine.template", VIEW_RAW, engine_template),
     I("spec.engine.port", VIEW_INT, engine_port),
+    I("spec.engine.speculation", VIEW_STR, engine_speculation),
     I("status.observedGeneration", VIEW_INT, observed_generation),
     IS("status.conditions", VIEW_LIST, conditions, kube_condition_view),
     IS("status.prefill", VIEW_OBJ, prefill_status, role_status_view),

@@ -202,7 +202,7 @@ struct kube_infd {
     int64_t max_unavailable, max_surge;
     const char *drain_timeout;
     bool paused;
-    const char *engine_image,
+    const char *engine_image, *engine_speculation,
         *engine_template; /* template: JSON text of a pod template; present = foreign engine */
     int64_t engine_port;
     /* status */
