@@ -8,7 +8,8 @@ NVCC := $(or $(wildcard $(CUDA_HOME)/bin/nvcc),$(shell command -v nvcc 2>/dev/nu
 CUDA_KERNELS := $(sort $(wildcard kernels/cuda/*.cu))
 CUDA_ARCHS := -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=[sm_90,compute_90]
 NVCC_FLAGS := -std=c++17 -O3 -I. -Werror all-warnings
-FATBINS := $(if $(NVCC),$(CUDA_KERNELS:%.cu=$(BUILD)/%.fatbin))
+# None in builds for tests of something else.
+FATBINS := $(if $(NVCC),$(if $(SAN)$(BREAK),,$(CUDA_KERNELS:%.cu=$(BUILD)/%.fatbin)))
 
 $(BUILD)/kernels/cuda/%.fatbin: kernels/cuda/%.cu kernels/cuda/device.h kernels/cuda/kernels.h
 	@mkdir -p $(@D); echo "  NVCC  $<"
