@@ -2,7 +2,7 @@
 """The CPU engine beside llama.cpp on the same GGUF files, and beside what the machine could do at best.
 
 Both engines run the same work with the same number of threads, in alternating rounds: prefill of 512 and 2,048 tokens, decode of
-1, 8 and 32 sequences, and 32 users who share a prompt of 512 tokens (16 of their own, 32 answered). In every round memory is
+1, 8 and 32 sequences, and 32 users who share a prompt of 512 tokens (16 of their own, 16 answered). In every round memory is
 read as often as a token needs it and bytes are multiplied in registers, as fast as the machine lets one: decode is bound by
 the first, prefill by the second. Figures are medians of the rounds, tokens a second of CPU time (all threads), for machines
 are shared; tokens a second of wall time stand beside them. Needs llama-cpp-python and gguf: `make bench-engine`.
@@ -29,10 +29,11 @@ import llama_cpp
 
 from gguf_retype import retype
 
-USERS, SHARED, SUFFIX, ANSWER = 32, 512, 16, 32
+USERS, SHARED, SUFFIX, ANSWER = 32, 512, 16, 16
 SHORT = 64  # prompt before batched decode
-STEPS = {1: 48, 8: 16, 32: 8}
+STEPS = {1: 32, 8: 8, 32: 4}
 LONGEST = 2048
+WORK = ("prefill 2048", "prefill 512", "decode 1", "decode 8", "decode 32", "users")
 
 
 def prompt(n):
@@ -88,12 +89,14 @@ class Llama:
     def start(self, n):
         llama_cpp.llama_memory_clear(self.memory, False)
         self.decode([(t, i, 0, i + 1 == n) for i, t in enumerate(prompt(n))])
+        self.held = n  # tokens of the prompt alone
 
     def share(self):
         for seq in range(1, USERS):
             llama_cpp.llama_memory_seq_cp(self.memory, 0, seq, -1, -1)
 
     def steps(self, pos, batch, n):
+        self.held = 0
         for i in range(n):
             self.decode([(1000 + (i * 31 + j) % 1000, pos + i, j, True) for j in range(batch)])
 
@@ -104,8 +107,9 @@ class Llama:
 
     def steady(self, context, batch):
         """Decode after the prompt in memory; sequences share it."""
-        if batch > 1:
+        if self.held != context:
             self.start(context)
+        if batch > 1:
             self.share()
         span = Span()
         self.steps(context, batch, STEPS[batch])
@@ -119,12 +123,16 @@ class Llama:
         self.steps(SHARED + SUFFIX, USERS, ANSWER)
         return span.per_token(USERS * ANSWER)
 
-    def round(self):
-        out = {"prefill 2048": self.prefill(2048), "prefill 512": self.prefill(512)}
-        out["decode 1"] = self.steady(512, 1)
-        out["decode 8"] = self.steady(SHORT, 8)
-        out["decode 32"] = self.steady(SHORT, 32)
-        out["users"] = self.users()
+    def round(self, work):
+        out = {}
+        for key in work:
+            kind, _, n = key.partition(" ")
+            if kind == "users":
+                out[key] = self.users()
+            elif kind == "prefill":
+                out[key] = self.prefill(int(n))
+            else:
+                out[key] = self.steady(512 if n == "1" else SHORT, int(n))
         return out
 
 
@@ -138,12 +146,15 @@ def baton_round(a, path, threads, file_mib):
         bounds.append(lines.pop("bounds"))
         return {phase: (r["cpu_us_token"], r["wall_us_token"]) for phase, r in lines.items()}
 
-    out = {"prefill 2048": run(2048, 0)["prefill"]}
-    first = run(512, STEPS[1])
-    out["prefill 512"], out["decode 1"] = first["prefill"], first["decode"]
-    for n in (8, 32):
-        out[f"decode {n}"] = run(SHORT, STEPS[n], "--batch", n)["decode"]
-    out["users"] = run(SHARED, ANSWER, "--batch", USERS, "--suffix", SUFFIX)["users"]
+    out = {}
+    for key in a.work:
+        kind, _, n = key.partition(" ")
+        if kind == "users":
+            out[key] = run(SHARED, ANSWER, "--batch", USERS, "--suffix", SUFFIX)["users"]
+        elif kind == "prefill":
+            out[key] = run(n, 0)["prefill"]
+        else:
+            out[key] = run(512 if n == "1" else SHORT, STEPS[int(n)], "--batch", n)["decode"]
     out["bounds"] = {k: statistics.median(b[k] for b in bounds) for k in ("read_cpu", "int8_cpu")}
     return out
 
@@ -185,18 +196,13 @@ def report(path, threads, ours, theirs):
     return slower, results
 
 
-def compare(a, path):
-    slower, results = False, []
-    for threads in a.threads:
-        llama, ours, theirs = Llama(path, threads), [], []
-        for _ in range(a.rounds):
-            ours.append(baton_round(a, path, threads, max(1, size_of(path)[0] >> 20)))
-            theirs.append(llama.round())
-        llama.close()
-        slow, some = report(path, threads, ours, theirs)
-        slower |= slow
-        results += some
-    return slower, results
+def compare(a, path, threads):
+    llama, ours, theirs = Llama(path, threads), [], []
+    for _ in range(a.rounds):
+        ours.append(baton_round(a, path, threads, max(1, size_of(path)[0] >> 20)))
+        theirs.append(llama.round(a.work))
+    llama.close()
+    return report(path, threads, ours, theirs)
 
 
 def quiet():
@@ -212,6 +218,7 @@ def main():
     p.add_argument("models", nargs="*")
     p.add_argument("--q8", action="append", default=[], help="a model to measure with all its matrices as Q8_0, too")
     p.add_argument("--threads", type=lambda s: [int(n) for n in s.split(",")], default=[1, 2])
+    p.add_argument("--work", type=lambda s: s.split(","), default=WORK, help=f"some of: {','.join(WORK)}")
     p.add_argument("--rounds", type=int, default=3)
     p.add_argument("--out", help="a file for the figures as JSON")
     a = p.parse_args()
@@ -226,10 +233,11 @@ def main():
         made = [str(pathlib.Path(d) / (pathlib.Path(m).stem.split(".")[0] + ".Q8_0.gguf")) for m in a.q8]
         for source, path in zip(a.q8, made):
             retype(source, path, "Q8_0")
-        for path in a.models + made:
-            slow, some = compare(a, path)
-            slower |= slow
-            results += some
+        for threads in a.threads:
+            for path in a.models + made:
+                slow, some = compare(a, path, threads)
+                slower |= slow
+                results += some
     print(f"\nload {os.getloadavg()[0]:.1f} at the end")
     del keep
     if a.out:
