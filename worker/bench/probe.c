@@ -14,7 +14,7 @@
 #define MULTIPLY    16000000u /* turns of the loop: a tenth of a second */
 #define READ_LEAST  (1ull << 30)
 #define CHAINS      12 /* independent, to cover the latency of an instruction */
-#define UNROLL      _Pragma("GCC unroll 12")
+#define UNROLL      _Pragma("GCC unroll 12") /* every loop over sums: they stay in registers */
 
 struct job {
     const uint8_t *from; /* NULL: multiply */
@@ -38,6 +38,7 @@ static void read_all(const uint8_t *p, uint64_t bytes)
         for (int k = 0; k < 4; k++)
             a[s] = _mm_add_epi32(a[s], _mm_load_si128(q + k));
     }
+    UNROLL
     for (int s = 0; s < 4; s++)
         __asm__ volatile("" ::"x"(a[s]));
 }
@@ -51,6 +52,7 @@ __attribute__((target("avx512f"))) static void read_all_512(const uint8_t *p, ui
     for (int s = 0; s < 4; s++)
         a[s] = _mm512_add_epi32(a[s],
                                 _mm512_load_si512((const void *)(p + quarter * (unsigned)s + i)));
+    UNROLL
     for (int s = 0; s < 4; s++)
         __asm__ volatile("" ::"v"(a[s]));
 }
@@ -58,6 +60,7 @@ __attribute__((target("avx512f"))) static void read_all_512(const uint8_t *p, ui
 __attribute__((target("avx512f,avx512vnni"))) static double multiply_512(void)
 {
     __m512i a[CHAINS], x = _mm512_set1_epi8(3), y = _mm512_set1_epi8(5);
+    UNROLL
     for (int i = 0; i < CHAINS; i++)
         a[i] = _mm512_set1_epi32(i);
     for (uint32_t n = 0; n < MULTIPLY; n++) {
@@ -66,6 +69,7 @@ __attribute__((target("avx512f,avx512vnni"))) static double multiply_512(void)
             a[i] = _mm512_dpbusd_epi32(a[i], x, y);
         __asm__ volatile("" : "+v"(a[0]));
     }
+    UNROLL
     for (int i = 0; i < CHAINS; i++)
         __asm__ volatile("" ::"v"(a[i]));
     return (double)MULTIPLY * CHAINS * 64 * 2;
@@ -75,6 +79,7 @@ __attribute__((target("avx2"))) static double multiply_256(void)
 {
     __m256i a[CHAINS], x = _mm256_set1_epi8(3), y = _mm256_set1_epi8(5);
     const __m256i one = _mm256_set1_epi16(1);
+    UNROLL
     for (int i = 0; i < CHAINS; i++)
         a[i] = _mm256_set1_epi32(i);
     for (uint32_t n = 0; n < MULTIPLY; n++) {
@@ -84,6 +89,7 @@ __attribute__((target("avx2"))) static double multiply_256(void)
             a[i] = _mm256_add_epi32(a[i], _mm256_madd_epi16(_mm256_maddubs_epi16(x, y), one));
         }
     }
+    UNROLL
     for (int i = 0; i < CHAINS; i++)
         __asm__ volatile("" ::"x"(a[i]));
     return (double)MULTIPLY * CHAINS * 32 * 2;
