@@ -155,6 +155,11 @@ compare-greedy: setup ## greedy text beside llama.cpp in f32 and as it is, on pr
 	@$(SUBMAKE) $(BUILD)/bin/bench-engine
 	@$(CACHE)/bench/llama/bin/python tools/compare-greedy.py $(BUILD)/bin/bench-engine $(BENCH_MODELS)
 
+bench-speculation: setup ## prompt lookup on and off, alternating, tokens compared; writes docs/reports/speculation.md
+	@tools/setup bench
+	@$(SUBMAKE) $(BUILD)/bin/baton-worker
+	@tools/report speculation "BATON_BUILD=$(BUILD) $(CACHE)/bench/llama/bin/python tools/bench-speculation.py $(BENCH_ARGS)"
+
 FUZZ_SECONDS ?= 20
 fuzz: ## each parser's fuzzer for FUZZ_SECONDS (20) under ASan and UBSan; corpora in build/fuzz/corpus
 	@tools/setup test-packages
