@@ -20,7 +20,7 @@ def number(text, pattern):
     return int(m[1])
 
 
-@pytest.mark.parametrize("first", [1, 41, 81, 121])
+@pytest.mark.parametrize("first", [1, 41, 81])
 def test_invariants_hold_and_it_settles_whatever_fails(first):
     code, text = sim("--seed", first, "--runs", 40, "--keep-going")
     assert code == 0, text
@@ -46,7 +46,7 @@ def test_killed_after_every_write_it_converges(story, pods, least):
     assert number(text, r": (\d+) writes, a kill after each") >= least
 
 
-@pytest.mark.parametrize("kill", [50, 57, 63, 70])
+@pytest.mark.parametrize("kill", [40, 48, 56, 64])
 def test_killed_in_a_rollout_it_keeps_the_budget(kill):
     code, text = sim("--story", "rollout", "--kill", kill)
     assert code == 0, text
