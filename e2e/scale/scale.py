@@ -156,7 +156,7 @@ class Run:
     def __init__(self, options, folder):
         self.o, self.c = options, Cluster(pathlib.Path(folder) / "cluster")
         self.pods = options.deployments * options.pods
-        self.rows, self.want = [], self.pods  # want: pods made in all
+        self.rows, self.gone = [], set()
         self.every = 5 if self.pods > 2000 else 1
 
     def row(self, what, value):
@@ -254,7 +254,7 @@ class Run:
                 self.report("creation", self.lead, self.before)
                 self.fail_over("while pods are created")
                 killed = True
-            made = made or (t if posted >= self.pods else None)
+            made = made or (t if max(posted, current) >= self.pods else None)
             counted = counted or (t if current >= self.pods else None)
             if ready >= self.pods:
                 return made, counted, t
@@ -280,10 +280,12 @@ class Run:
 
     def exact(self, phase):
         """Exactly the pods that were asked for, none twice."""
-        items = json.loads(self.c.kubectl("-n", NS, "get", "pods", "-o", "json", timeout=300))["items"]
-        live = [p["metadata"]["labels"] for p in items if "deletionTimestamp" not in p["metadata"]]
-        roles = collections.Counter((m["serving.baton.dev/infd"], m["serving.baton.dev/role"]) for m in live)
-        groups = collections.Counter((m["serving.baton.dev/infd"], m["serving.baton.dev/group"]) for m in live)
+        label = r".metadata.labels.serving\.baton\.dev/"
+        columns = f"custom-columns=I:{label}infd,R:{label}role,G:{label}group,D:.metadata.deletionTimestamp"
+        rows = [x.split() for x in self.c.kubectl("-n", NS, "get", "pods", "--no-headers", "-o", columns, timeout=300).splitlines()]
+        live = [x for x in rows if x[3] == "<none>"]
+        roles = collections.Counter((infd, role) for infd, role, _, _ in live)
+        groups = collections.Counter((infd, group) for infd, _, group, _ in live)
         wrong = {k: v for k, v in roles.items() if v != self.o.pods // 2}
         twice = [k for k, v in groups.items() if v > 1]
         self.row(f"{phase}: pods, roles with another number than {self.o.pods // 2}, groups that are there twice",
@@ -302,14 +304,21 @@ class Run:
         self.exact("replacement")
 
     def delete_some(self):
-        before = self.pods_made()
-        names = self.c.kubectl("-n", NS, "get", "pods", "-o", "name").split()[::50]
+        names = self.names()[::50]
         self.c.kubectl("-n", NS, "delete", "--wait=false", *names, timeout=300)
-        self.want = before + len(names)
+        self.gone = set(names)
         return len(names)
 
+    def names(self):
+        return self.c.kubectl("-n", NS, "get", "pods", "-o", "name", timeout=300).split()
+
+    def all_there(self):
+        """As many pods as are wanted, none of them deleted. (Answered POSTs tell less: one whose sender was killed made a pod, too.)"""
+        names = self.names()
+        return len(names) >= self.pods and not self.gone.intersection(names)
+
     def wait_for_all(self):
-        until(lambda: self.pods_made() >= self.want and self.count("readyReplicas") >= self.pods, 900, "replacements", 2)
+        until(lambda: self.all_there() and self.count("readyReplicas") >= self.pods, 900, "replacements", 2)
 
     def rest(self):
         before = self.mark(self.lead)
@@ -319,7 +328,7 @@ class Run:
     def fail_over(self, when):
         """The leader is killed with -9: the time until the next one leads, has listed everything, and has made a pod."""
         self.lead.kill()
-        killed, left = time.time(), self.pods_made() < self.want
+        killed, left = time.time(), not self.all_there()
         leads = listed = None
         while not listed or (left and not self.next.first_pod(killed)):
             state = self.next.state()
