@@ -37,7 +37,9 @@ include $(sort $(wildcard lib/*/module.mk */module.mk kernels/*/module.mk worker
 closure = $(sort $(1) $(foreach d,$($(1)_DEPS),$(call closure,$(d))))
 pkgs = $(sort $(foreach m,$(call closure,$(1)),$($(m)_PKGS)))
 libs = $(foreach m,$(call closure,$(1)),$(BUILD)/$(m)/lib.a)
-pkg_libs = $(if $(call pkgs,$(1)),$(shell pkg-config --libs $(call pkgs,$(1))))
+# pkg-config is absent before the first set-up.
+PKG_CONFIG := $(shell command -v pkg-config)
+pkg_libs = $(if $(and $(PKG_CONFIG),$(call pkgs,$(1))),$(shell pkg-config --libs $(call pkgs,$(1))))
 srcs = $(filter-out %/main.c,$(wildcard $(1)/*.c))
 tests_of = $(wildcard tests/$(1)/test_*.c)
 

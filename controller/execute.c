@@ -512,22 +512,26 @@ static void on_owner(const struct kube_result *r, void *ctx)
     turn_end(t, false);
 }
 
-/* The cache of deployments may be behind: one that is gone must not get its pods back, again and
- * again, nor one that was changed those of its old spec. */
-static void ask_owner(struct turn *t)
+/* The turn goes on in `done`, with a list that is fresh. */
+static void list_first(struct turn *t, struct kube_call call, kube_done_fn done)
 {
     struct err e = {0};
-    CLEANUP(free_charp) char *selector = xasprintf("metadata.name=%s", t->infd);
-    struct kube_call call = {.verb = KUBE_LIST,
-                             .kind = &kube_infds,
-                             .namespace = t->namespace,
-                             .field_selector = selector,
-                             .done = on_owner,
-                             .ctx = t};
+    call.verb = KUBE_LIST;
+    call.namespace = t->namespace;
+    call.done = done;
+    call.ctx = t;
     if (kube_start(t->ctl->client, &call, &e)) {
         log_error("a request can't be made", LS("infd", t->key), LERR(&e));
         turn_end(t, false);
     }
+}
+
+/* The cache of deployments may be behind: one that is gone must not get its pods back, again and
+ * again, nor one that was changed those of its old spec. */
+static void ask_owner(struct turn *t)
+{
+    CLEANUP(free_charp) char *selector = xasprintf("metadata.name=%s", t->infd);
+    list_first(t, (struct kube_call){.kind = &kube_infds, .field_selector = selector}, on_owner);
 }
 
 /* From the caches to requests; the turn goes on with the first. */
@@ -577,20 +581,10 @@ static void on_reread(const struct kube_result *r, void *ctx)
 /* The cache has not shown for long what was written: it is not trusted alone. */
 static void reread(struct turn *t)
 {
-    struct err e = {0};
     CLEANUP(free_charp) char *selector = xasprintf("%s=%s", LABEL_INFD, t->infd);
-    struct kube_call call = {.verb = KUBE_LIST,
-                             .kind = &kube_pods,
-                             .namespace = t->namespace,
-                             .label_selector = selector,
-                             .done = on_reread,
-                             .ctx = t};
     log_info("the watch is behind: the pods are listed before anything is decided",
              LS("infd", t->key));
-    if (kube_start(t->ctl->client, &call, &e)) {
-        log_error("a request can't be made", LS("infd", t->key), LERR(&e));
-        turn_end(t, false);
-    }
+    list_first(t, (struct kube_call){.kind = &kube_pods, .label_selector = selector}, on_reread);
 }
 
 void execute_work(struct queue *q, const char *key, void *ctx)
