@@ -199,7 +199,7 @@ static void view(const json_t *doc, struct vpod *p)
     unsigned owners;
     const json_t *owner = controller_of(doc, &owners);
     const char *phase = json_str_at(doc, "status.phase", "");
-    struct vpod v = {.next = p->next, .ready_ns = p->ready_ns};
+    struct vpod v = {.next = p->next, .ready_ns = p->ready_ns, .whole = p->whole};
     snprintf(v.name, sizeof v.name, "%s", json_str_at(doc, "metadata.name", ""));
     snprintf(v.uid, sizeof v.uid, "%s", json_str_at(doc, "metadata.uid", ""));
     snprintf(v.owner, sizeof v.owner, "%s", owner ? json_str_at(owner, "uid", "") : "");
@@ -234,7 +234,7 @@ static bool group_is(const struct vpod *first, bool ready)
             continue;
         if (p->deleting || p->failed || (ready && !p->ready))
             return false;
-        started |= p->started;
+        started |= p->started || p->whole;
         there++;
     }
     return there >= first->size || !(ready || started);
@@ -378,6 +378,15 @@ static void judge_pod(const struct deploy *d, const struct vpod *was, const stru
         rule_budget(d, was->role, what);
 }
 
+static void note_whole(const struct vpod *is)
+{
+    int64_t there = 0;
+    for (const struct vpod *p = vpods; p; p = p->next)
+        there += IS(p->group, is->group) && IS(p->owner, is->owner);
+    for (struct vpod *p = vpods; p && there >= is->size; p = p->next)
+        p->whole |= IS(p->group, is->group) && IS(p->owner, is->owner);
+}
+
 static void see_pod(json_t *old, json_t *now)
 {
     const json_t *doc = now ? now : old;
@@ -395,8 +404,10 @@ static void see_pod(json_t *old, json_t *now)
         p->next = vpods;
         vpods = p;
     }
-    if (now)
+    if (now) {
         view(now, p);
+        note_whole(p);
+    }
     struct deploy *d = check_deploy(now ? p->owner : was.owner);
     if (!now && known)
         vpod_remove(p);

@@ -35,6 +35,7 @@ struct vpod {
     char name[64], uid[40], owner[40], group[64], revision[20];
     int role; /* -1: none */
     bool first, started, deleting, failed, at_role, ready;
+    bool whole; /* all pods of its group were there once */
     int64_t size, epoch, failed_epoch;
     uint64_t ready_ns; /* since when */
 };

@@ -84,16 +84,24 @@ static void note_damage(const struct http_call *c)
 bool net_damaged(const struct http_call *c)
 {
     CLEANUP(free_charp) char *kind = kind_of(c->url);
-    for (struct damage **at = &damages; *at; at = &(*at)->next) {
-        struct damage *d = *at;
-        if (d->proc != c->client->proc || strcmp(d->kind, kind) != 0)
+    for (const struct damage *d = damages; d; d = d->next)
+        if (d->proc == c->client->proc && strcmp(d->kind, kind) == 0)
+            return true;
+    return false;
+}
+
+void net_listed(const struct http_call *c)
+{
+    CLEANUP(free_charp) char *kind = kind_of(c->url);
+    for (struct damage **at = &damages, *d; (d = *at) != NULL;) {
+        if (d->proc != c->client->proc || strcmp(d->kind, kind) != 0) {
+            at = &d->next;
             continue;
+        }
         *at = d->next;
         free(d->kind);
         free(d);
-        return true;
     }
-    return false;
 }
 
 /* ---- lives of requests ---- */

@@ -122,6 +122,8 @@ static void finish(struct http_call *c, const char *error, int code)
 
 /* ---- messages to the client ---- */
 
+#define LIST_END "k8s.io/initial-events-end" /* of the bookmark that ends a list */
+
 static void pump(void *arg);
 
 static struct msg *msg_new(struct http_call *c, enum msg_kind kind)
@@ -186,6 +188,8 @@ static void deliver(struct msg *m)
         if (c->r.on_headers && c->r.on_headers(c, m->status, c->r.ctx))
             finish(c, "the callback ended it", -ECANCELED);
     } else if (m->kind == MSG_DATA) {
+        if (c->watch && memmem(m->data, m->n, LIST_END, sizeof LIST_END - 1))
+            net_listed(c);
         data(c, m);
     } else {
         finish(c, m->kind == MSG_BREAK ? "Connection reset by peer" : NULL,
@@ -312,7 +316,7 @@ void net_frame(struct http_call *c, struct str s)
     bool about = watched && frame_key(s, key);
     if (c->held.data && (!about || strcmp(key, c->held.key) == 0))
         release(c); /* the order of one object's events is never changed */
-    if (memmem(s.p, s.n, "k8s.io/initial-events-end", 25))
+    if (memmem(s.p, s.n, LIST_END, sizeof LIST_END - 1))
         c->listing = false;
     if (about && !c->listing && draw(net_faults.lose_frame)) { /* lists are whole or fail */
         trace("net: %s: frame lost, %s", c->client->proc->name, key);

@@ -83,6 +83,8 @@ void net_client_added(struct http_client *h);
 
 /* httpd.c */
 void net_dispatch(struct http_call *c);
-void net_gone(struct httpd_req *x);          /* the client left */
-void net_left(struct httpd_req *x);          /* the same, some time after it left */
-bool net_damaged(const struct http_call *c); /* the versions of its kind are lost to this client */
+void net_gone(struct httpd_req *x); /* the client left */
+void net_left(struct httpd_req *x); /* the same, some time after it left */
+/* The versions of its kind are lost to this client, until a whole list has reached it. */
+bool net_damaged(const struct http_call *c);
+void net_listed(const struct http_call *c);
