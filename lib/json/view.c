@@ -308,7 +308,7 @@ static void copy_list(struct walk *w, const struct view_field *f, const struct v
     bool strs = f->kind == VIEW_STRS;
     size_t each = strs ? sizeof(char *) : f->sub->size;
     char *items = take(w, from->n * each);
-    if (items)
+    if (items && from->n)
         memcpy(items, from->items, from->n * each);
     for (size_t i = 0; i < from->n; i++) {
         const char *source = (const char *)from->items + i * each;

@@ -21,8 +21,8 @@ static uint32_t equal(const uint32_t *t, uint32_t at, uint32_t n)
     return k;
 }
 
-/* The longest, where no more places than are looked at have the last two tokens; else a true one.
- */
+/* The longest, where far fewer places than are looked at have the last two tokens (others may share
+ * their bucket); else a true one. */
 static void the_longest_earlier_occurrence_is_found_in_any_text(void **state)
 {
     (void)state;
@@ -35,7 +35,8 @@ static void the_longest_earlier_occurrence_is_found_in_any_text(void **state)
             uint64_t r = rng_at(SEED, round, n);
             uint32_t k = 1 + (uint32_t)(r % 40), from = n ? (uint32_t)(r >> 32) % n : 0;
             for (uint32_t i = 0; i < k && n < 600; i++, n++)
-                t[n] = r & 128 && from < n ? t[from + i] : (uint32_t)(rng_at(SEED, 99, n) % 2000);
+                t[n] =
+                    r & 128 && from + i < n ? t[from + i] : (uint32_t)(rng_at(SEED, 99, n) % 2000);
         }
         for (uint32_t end = 3; end < 600; end += 1 + end % 3) {
             struct lookup_match m = lookup_find(&x, t, end, 0);
@@ -51,8 +52,8 @@ static void the_longest_earlier_occurrence_is_found_in_any_text(void **state)
             }
             assert_true(m.at > 0 && m.at < end);
             assert_int_equal(equal(t, m.at, end), m.length);
-            assert_true(m.length == best || places > 16);
-            compared += places <= 16;
+            assert_true(m.length == best || places > 8);
+            compared += places <= 8;
         }
         lookup_free(&x);
     }
