@@ -79,4 +79,4 @@ def test_every_target_of_make_help_is_a_command_also_where_a_folder_has_its_name
     assert len(targets) > 15
     for target in targets:
         out = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True)
-        assert out.returncode == 0 and "up to date" not in out.stdout + out.stderr, (target, out.stdout[-300:], out.stderr[-300:])
+        assert out.returncode == 0 and f"'{target}' is up to date" not in out.stdout + out.stderr, (target, out.stdout[-300:], out.stderr[-300:])
