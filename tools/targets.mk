@@ -3,9 +3,10 @@ CACHE := $(or $(BATON_CACHE),$(HOME)/.cache/baton)
 JOBS ?= $(shell nproc)
 SUBMAKE := $(MAKE) -j$(JOBS)
 PY_SUITES := $(sort $(dir $(wildcard tests/*/test_*.py)))
-# Suites that use the processors or measure short times have them for themselves; the others mostly wait, so two run at a time.
+# Suites that use the processors or measure short times have them for themselves; the others mostly wait, so two run at a time, the longest first.
 PY_ALONE := tests/router/ tests/worker/ tests/page/ tests/sim/
-PY_BESIDE := $(filter-out $(PY_ALONE),$(PY_SUITES))
+PY_LONG := tests/scaling/ tests/controller/
+PY_BESIDE := $(PY_LONG) $(filter-out $(PY_ALONE) $(PY_LONG),$(PY_SUITES))
 
 help: ## this list
 	@echo "Baton $(VERSION): make <target>"; \
