@@ -197,6 +197,8 @@ void expected_seen(struct ctl *c, const struct kube_pod *old, const struct kube_
 bool expected_any(const struct ctl *c, const char *key);
 bool expected_overdue(struct ctl *c, const char *key);
 void expected_settle(struct ctl *c, const char *key, const char *namespace, const json_t *list);
+/* The API server says that there is no such pod: what was made is gone before it was seen. */
+void expected_gone(struct ctl *c, const char *key, const char *name);
 void expected_forget(struct ctl *c, const char *key); /* NULL: all */
 
 /* load.c */

@@ -368,6 +368,8 @@ static void failed(struct turn *t, struct step *s, const struct kube_result *r)
                        "Requests of the controller that failed.", "reason",
                        r->reason[0] ? r->reason : "NoAnswer"),
                1);
+    if (r->status == 404 && s->call.kind == &kube_pods)
+        expected_gone(t->ctl, t->key, s->name);
     if (race) {
         log_debug("out of date, will look again", LS("infd", t->key),
                   LS("action", rec_kind_name(s->kind)), LERR(&r->err));

@@ -131,6 +131,17 @@ void expected_settle(struct ctl *c, const char *key, const char *namespace, cons
     }
 }
 
+void expected_gone(struct ctl *c, const char *key, const char *name)
+{
+    for (struct expected **at = &c->expected; *at;) {
+        struct expected *x = *at;
+        if (x->created && strcmp(x->key, key) == 0 && strcmp(x->name, name) == 0)
+            drop(at);
+        else
+            at = &x->next;
+    }
+}
+
 void expected_forget(struct ctl *c, const char *key)
 {
     for (struct expected **at = &c->expected; *at;) {

@@ -65,6 +65,20 @@ static void expect_created(struct world *w, const char *pod)
     w->c.expected->until_ns = 1; /* long ago */
 }
 
+static void a_pod_that_is_gone_before_it_was_seen_is_expected_no_more(void **state)
+{
+    struct world w;
+    (void)state;
+    start(&w);
+    expect_created(&w, POD("b", "2"));
+    expected_gone(&w.c, "d/other", "b");
+    expected_gone(&w.c, "d/chat", "a");
+    assert_true(expected_any(&w.c, "d/chat"));
+    expected_gone(&w.c, "d/chat", "b");
+    assert_false(expected_any(&w.c, "d/chat"));
+    end(&w);
+}
+
 static void a_pod_that_was_made_counts_until_a_list_says_otherwise(void **state)
 {
     struct world w;
@@ -130,6 +144,7 @@ static void what_the_cache_shows_is_expected_no_longer(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_pod_that_is_gone_before_it_was_seen_is_expected_no_more),
         cmocka_unit_test(a_pod_that_was_made_counts_until_a_list_says_otherwise),
         cmocka_unit_test(a_pod_that_was_deleted_is_not_there_because_a_cache_shows_it),
         cmocka_unit_test(what_the_cache_shows_is_expected_no_longer),
