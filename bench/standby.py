@@ -247,7 +247,7 @@ class Bench:
         for _ in range(max(2, self.runs // 2)):
             for rung in ("cold", "cached"):
                 self.forget_images()
-                seconds[rung].append(self.promote_new(spec))
+                seconds[rung].append(self.promote_new(lambda: self.apply(spec)))
                 self.delete("cold")
             self.forget_images()
             self.forget_files()
@@ -255,9 +255,10 @@ class Bench:
                  "fetched, checked, loaded")
         self.row("cached: new deployment, model on disk → first token", seconds["cached"], self.bytes / memory, "read, loaded")
 
-    def promote_new(self, spec):
+    def promote_new(self, act):
+        """Seconds from act() to the first token of a request that is sent again until it has one."""
         begin = time.monotonic()
-        self.apply(spec)
+        act()
         out = {}
 
         def answered():
@@ -292,12 +293,12 @@ class Bench:
 
     # -- peers --
 
-    def peers(self, memory, network):
-        """A second agent, as another node, keeps the model: from the source, then from the first one; then it gives it to the first one."""
+    def peers(self, network):
+        """A second agent, as another node, keeps the model: from the source, then from the first one."""
         self.stack.kubectl("apply", "-f", "-", input=json.dumps({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "b"}}))
         self.stack.kubectl("patch", "node", "b", "--subresource=status", "--type=merge", "-p",
                            json.dumps({"status": {"conditions": [{"type": "Ready", "status": "True", "reason": "Bench", "message": ""}]}}))
-        times = {"source": [], "peer": [], "cold": []}
+        times = {"source": [], "peer": []}
         for _ in range(max(2, self.runs // 2)):
             for which, nodes in (("source", 1), ("peer", 2)):  # one node: b, by name; two: this one has it already
                 spec = deployment("cold", "hf://bench/smollm2/model.gguf", self.sha, endpoint=self.hub.endpoint, standby={"cachedNodes": nodes})
@@ -308,23 +309,10 @@ class Bench:
                         "GET", "/apis/serving.baton.dev/v1alpha1/nodeinventories/local")), 60, message="the first node has it")
                 with self.agent_b() as fetched:
                     times[which].append(fetched())
-                    if which == "source":
-                        times["cold"].append(self.cold_from_b())
             self.delete("cold")
             self.forget_files()
         self.row("fetch by a node, from the source", times["source"], self.bytes / network, "checked with SHA-256 while it comes")
         self.row("fetch by a node, from a peer", times["peer"], self.bytes / network, "the same, the source is not asked")
-        self.row("cold: first group, model from a peer → first token", times["cold"], self.bytes / network + self.bytes / memory,
-                 "fetched, checked, loaded; the source is not asked")
-
-    def cold_from_b(self):
-        """Seconds from a scale call to the first token on this node, which has to fetch the model from b."""
-        self.forget_images()
-        self.forget_files()
-        asked = self.hub.sent
-        seconds = self.promote("cold", lambda: self.api.scale("cold-unified", 1))
-        assert self.hub.sent - asked < self.bytes // 2, "the source sent the model"
-        return seconds
 
     @contextlib.contextmanager
     def agent_b(self):
@@ -354,7 +342,7 @@ class Bench:
         self.ladder(memory)
         self.flip()
         self.new_pods(memory, network)
-        self.peers(memory, network)
+        self.peers(network)
         print(f"SmolLM2-135M-Instruct Q4_1, {self.bytes / 1e6:.0f} MB; KV pool 268 MB. Read bandwidth {memory / 1e9:.1f} GB/s (page cache, one thread), "
               f"the test's source over loopback {network / 1e6:.0f} MB/s; {os.cpu_count()} cores. Median of {self.runs} runs (new pods and fetches: "
               f"{max(2, self.runs // 2)}); everything that Kubernetes and the router do is in it.\n")
