@@ -11,7 +11,6 @@
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 
 #define ARENA_MAX (64u << 20)
 
@@ -246,13 +245,6 @@ static void observe_ns(const char *name, const char *help, uint64_t ns)
 static void observe(const char *name, const char *help, uint64_t since_ns)
 {
     observe_ns(name, help, clock_mono_ns() - since_ns);
-}
-
-static uint64_t cpu_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-    return (uint64_t)t.tv_sec * NS_PER_S + (uint64_t)t.tv_nsec;
 }
 
 /* Writes whose outcome is not known are made again; of a turn that settles such ones, also those
@@ -543,7 +535,7 @@ static void decide(struct turn *t, const struct kube_infd *d)
     struct rec_snapshot snapshot;
     struct rec_plan plan;
     struct arena a;
-    uint64_t now = clock_wall_ns(), began = clock_mono_ns(), began_cpu = cpu_ns();
+    uint64_t now = clock_wall_ns(), began = clock_mono_ns(), began_cpu = clock_thread_cpu_ns();
     arena_init(&a, ARENA_MAX);
     if (snapshot_build(c, d, &a, &snapshot) || reconcile(&snapshot, now, &a, &plan)) {
         log_error("the snapshot of a deployment is too large", LS("infd", t->key));
@@ -558,7 +550,7 @@ static void decide(struct turn *t, const struct kube_infd *d)
     observe("baton_controller_decide_seconds",
             "Time from the caches to requests that are ready: snapshot, plan, bodies.", began);
     observe_ns("baton_controller_decide_cpu_seconds", "CPU time of the same.",
-               cpu_ns() - began_cpu);
+               clock_thread_cpu_ns() - began_cpu);
     t->requeue_ms = n < plan.n ? 1 : delay_ms(plan.requeue_at_ns, now);
     arena_fini(&a);
     if (grave(t))
