@@ -83,10 +83,10 @@ cuda: ## the CUDA toolchain (cached), device code for sm_80, sm_90 and PTX, and 
 	@tools/cuda-table $(BUILD)
 
 cuda-test: setup-test ## every CUDA kernel executed on the CPU, without each of its barriers too, and what is built of them
-	@$(SUBMAKE) $(CUDA_TESTS) $(CUDA_ABI) && $(MAKE) SAN=asan build/asan/tests/kernels/cuda/test_kernels
-	@tools/run-tests --log build/test "unit:cuda:$(CUDA_TESTS)" "unit:cuda under asan:build/asan/tests/kernels/cuda/test_kernels" \
+	@$(SUBMAKE) $(CUDA_TESTS) $(CUDA_ABI) && $(MAKE) SAN=asan $(KERNEL_TESTS:%=build/asan/%)
+	@tools/run-tests --log build/test "unit:cuda:$(CUDA_TESTS)" "unit:cuda under asan:$(KERNEL_TESTS:%=build/asan/%)" \
 	  $(CUDA_ABI:%="run:NVIDIA interfaces:%")
-CUDA_TESTS = $(addprefix $(BUILD)/tests/,kernels/cuda/test_kernels kernels/cuda/test_library_gemm kernels/cuda/test_races worker/gpu/test_gpu_model worker/gpu/test_ranks)
+CUDA_TESTS = $(KERNEL_TESTS:%=$(BUILD)/%) $(addprefix $(BUILD)/tests/,kernels/cuda/test_library_gemm kernels/cuda/test_races worker/gpu/test_gpu_model worker/gpu/test_ranks)
 
 # The worker, its own objects with the tests' blob: it runs on the stand-ins for driver and NCCL also where there is no toolchain.
 $(eval $(call link_rule,worker,$(BUILD)/worker/main.o,$(BUILD)/tests/worker/gpu/baton-worker,,$(BUILD)/tests/kernels/cuda/blob.o))

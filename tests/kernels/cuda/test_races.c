@@ -16,26 +16,28 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-/* By source: tests of test_kernels.c that run its kernels. */
-static const struct {
-    const char *source, *tests;
+/* By source: the tests that run its kernels. */
+static const struct covered {
+    const char *source, *program, *tests;
 } covered[] = {
-    {"decode_attention", "decode_attention_*"},
-    {"device", "*norm_follow*"}, /* rows.cu with it */
-    {"gemm", "products_*"},
-    {"mla", "mla_*"},
-    {"moe", "experts_are_*"},
-    {"prefill_attention", "prefill_attention_*"},
-    {"rows", "*norm_follow*"},
-    {"sample", "greedy_choice_*"},
+    {"decode_attention", "test_attention", "decode_attention_*"},
+    {"device", "test_rows", "*norm_follow*"}, /* rows.cu with it */
+    {"gemm", "test_products", "products_*"},
+    {"mla", "test_mla", "mla_decode_*"},
+    {"moe", "test_products", "experts_are_*"},
+    {"prefill_attention", "test_attention", "prefill_attention_*"},
+    {"rows", "test_rows", "*norm_follow*"},
+    {"sample", "test_sampling", "greedy_choice_*"},
 };
+static const char *const programs[] = {"test_attention", "test_mla", "test_products", "test_rows",
+                                       "test_sampling"};
 
 static char folder[4096]; /* of this program */
 
-static void in_child(const char *variant, const char *tests, int out)
+static void in_child(const char *program, const char *variant, const char *tests, int out)
 {
     char path[4200], libraries[4200];
-    snprintf(path, sizeof path, "%s/test_kernels", folder);
+    snprintf(path, sizeof path, "%s/%s", folder, program);
     snprintf(libraries, sizeof libraries, "%s/race", folder);
     setenv("LD_LIBRARY_PATH", libraries, 1);
     setenv("EMU_QUICK", "1", 1);
@@ -49,14 +51,14 @@ static void in_child(const char *variant, const char *tests, int out)
 }
 
 /* The end of what it printed; its status as of waitpid. */
-static int run(const char *variant, const char *tests, char *text, size_t cap)
+static int run(const char *program, const char *variant, const char *tests, char *text, size_t cap)
 {
     int fds[2], status = 0;
     size_t n = 0;
     assert_int_equal(pipe(fds), 0);
     pid_t pid = fork();
     if (pid == 0)
-        in_child(variant, tests, fds[1]);
+        in_child(program, variant, tests, fds[1]);
     close(fds[1]);
     for (;;) {
         if (n > cap / 2) { /* the end is what matters */
@@ -78,32 +80,29 @@ static void no_kernel_lacks_a_barrier(void **state)
 {
     char text[16384];
     (void)state;
-    int status = run(NULL, "*", text, sizeof text);
-    if (status)
-        fail_msg("kernels under race.cc: status %x\n%s", (unsigned)status, text);
+    for (size_t i = 0; i < sizeof programs / sizeof *programs; i++) {
+        int status = run(programs[i], NULL, "*", text, sizeof text);
+        if (status)
+            fail_msg("%s under race.cc: status %x\n%s", programs[i], (unsigned)status, text);
+    }
 }
 
-static const char *tests_for(const char *variant)
+static const struct covered *tests_for(const char *variant)
 {
     for (size_t i = 0; i < sizeof covered / sizeof *covered; i++) {
         size_t n = strlen(covered[i].source);
         if (strncmp(variant, covered[i].source, n) == 0 && variant[n] == '-')
-            return covered[i].tests;
+            return &covered[i];
     }
     fail_msg("no test runs the kernels of %s", variant);
-    return "";
+    return NULL;
 }
 
 static bool found(const char *variant)
 {
-    char text[16384], pattern[256];
-    snprintf(pattern, sizeof pattern, "%s", tests_for(variant));
-    for (char *save = NULL, *t = strtok_r(pattern, ",", &save); t; t = strtok_r(NULL, ",", &save)) {
-        int status = run(variant, t, text, sizeof text);
-        if (status && strstr(text, ": a race: "))
-            return true;
-    }
-    return false;
+    char text[16384];
+    const struct covered *c = tests_for(variant);
+    return run(c->program, variant, c->tests, text, sizeof text) && strstr(text, ": a race: ");
 }
 
 static void every_barrier_that_is_taken_out_is_missed(void **state)
