@@ -49,6 +49,31 @@ int control_leader(void)
     return -1;
 }
 
+static const char *pending(const struct control *c)
+{
+    const struct ctl *ctl = c->ctl;
+    if (ctl->stopping)
+        return "its end";
+    if (!ctl->leading)
+        return NULL;
+    if (ctl->doubts)
+        return "the outcome of a write";
+    if (ctl->expected)
+        return "its caches to show what it wrote";
+    if (queue_active(ctl->queue) || queue_depth(ctl->queue))
+        return "a turn of its queue";
+    return queue_retrying(ctl->queue) ? "another try of what failed" : net_open(c->proc);
+}
+
+const char *control_pending(void)
+{
+    const char *what = NULL;
+    for (unsigned i = 0; i < n_controls && !what; i++)
+        if (controls[i].proc->alive)
+            what = pending(&controls[i]);
+    return what;
+}
+
 static void options(struct options *out, const char *identity)
 {
     char *argv[] = {"baton-controller",          "--namespace",     SIM_SPACE, "--identity",

@@ -425,6 +425,15 @@ void net_drop(struct proc *p, bool silent)
         }
 }
 
+const char *net_open(const struct proc *p)
+{
+    for (const struct http_client *h = clients; h; h = h->next)
+        for (const struct http_call *c = h->proc == p ? h->calls : NULL; c; c = c->next)
+            if (!c->watch)
+                return c->url;
+    return NULL;
+}
+
 void net_calm(void)
 {
     const struct net_faults none = {0};

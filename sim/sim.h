@@ -66,6 +66,8 @@ void net_drop(struct proc *p, bool silent);
  * NULL) in *out as a new reference unless out is NULL. body is stolen and may be NULL. */
 int net_call(const char *user, const char *method, const char *path, const char *type, json_t *body,
              json_t **out);
+/* A request of the process that waits for its answer, watches left out; NULL: none. */
+const char *net_open(const struct proc *p);
 /* Who wrote what is being committed now: a process's or a user's name. */
 const char *net_writer(void);
 /* Called after the server has carried out a write of a process, before its answer leaves. */
@@ -102,6 +104,9 @@ void control_kill(unsigned i, uint64_t back_after_ns); /* SIGKILL; a new one sta
 struct proc *control_proc(unsigned i);
 unsigned control_count(void);
 int control_leader(void); /* index, or -1 */
+/* What a controller that lives still waits for, or NULL: an answer that is lost is waited for until
+ * its request times out, and what failed is tried again. */
+const char *control_pending(void);
 /* Dies right after the k-th write (1...) that its API server carries out; 0: never. */
 void control_kill_after(uint64_t k);
 extern uint64_t control_writes, control_kills, control_leaders;

@@ -248,6 +248,15 @@ size_t queue_active(const struct queue *q)
     return q->n_active;
 }
 
+size_t queue_retrying(const struct queue *q)
+{
+    size_t n = 0;
+    struct item *i, *tmp;
+    HASH_ITER (hh, q->items, i, tmp)
+        n += i->failures != 0;
+    return n;
+}
+
 uint64_t queue_waited_ns(const struct queue *q)
 {
     return q->waited_ns;

@@ -26,5 +26,6 @@ void queue_done(struct queue *q, const char *key);  /* success: resets the key's
 void queue_retry(struct queue *q, const char *key); /* failure: again after its back-off */
 size_t queue_depth(const struct queue *q);          /* waiting, not counting delayed */
 size_t queue_active(const struct queue *q);
+size_t queue_retrying(const struct queue *q); /* failed, and to be tried again */
 /* Of the key that work was last called for: how long it had waited since it was due. */
 uint64_t queue_waited_ns(const struct queue *q);

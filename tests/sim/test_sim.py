@@ -63,3 +63,10 @@ def test_nothing_is_made_again_and_again_for_a_deployment_that_is_gone():
     """Seed 121: its deletion was not heard of. What the cache says of a deployment is asked for before anything is made for it."""
     code, text = sim("--seed", 121)
     assert code == 0, text
+
+
+def test_settled_means_that_no_answer_is_waited_for_any_more():
+    """Seed 5846: the answer to the last write is lost, so that the controller waits 15 s for it. Everything looks as it should
+    meanwhile, and what happened in those seconds is still to be written."""
+    code, text = sim("--seed", 5846)
+    assert code == 0, text

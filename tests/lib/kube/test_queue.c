@@ -170,10 +170,12 @@ static void adds_do_not_cut_a_back_off_short(void **state)
         queue_add(b.q, "ns/a");
         turn(&b, 2);
     }
+    assert_int_equal(queue_retrying(b.q), b.n < 8);
     for (unsigned i = 1; i < 7; i++)
         assert_true(b.at_ns[i] - b.at_ns[i - 1] >= (5ull << (i - 1)) * NS_PER_MS);
     while (b.n < 8)
         turn(&b, 20); /* it succeeds: nothing waits any more */
+    assert_int_equal(queue_retrying(b.q), 0);
     uint64_t before = clock_mono_ns();
     queue_add(b.q, "ns/a");
     while (b.n < 9)
