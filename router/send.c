@@ -1,5 +1,6 @@
 /* Picking (P, D) for a job and sending it to D. */
 #include "lib/base/clock.h"
+#include "lib/decide/guard.h"
 #include "router/proxy.h"
 
 #include <math.h>
@@ -153,7 +154,8 @@ static bool waits_for_waking(struct job *j, uint64_t now_ns)
         return false;
     if (!deployment_has_workers(x->d)) {
         uint64_t tokens = 0;
-        j->at_zero = j->at_zero || held_requests(r, x->d, &tokens) <= r->o.max_held;
+        j->at_zero =
+            j->at_zero || (GUARD(held_at_zero) && held_requests(r, x->d, &tokens) <= r->o.max_held);
         wake_push(r, x->d, now_ns);
     }
     return j->at_zero;
@@ -175,10 +177,15 @@ static void nothing_to_pick(struct job *j, uint64_t now_ns)
     if (waits_for_waking(j, now_ns) && waited < x->r->o.wake_seconds)
         return;
     struct openai_error e;
-    if (j->at_zero) {
+    if (j->at_zero || (x->d->wakes && !deployment_has_workers(x->d))) {
         httpd_set_header(x->req, "retry-after", "10");
-        openai_error_set(&e, 503, "model_at_zero", "",
-                         "the model has no worker and none came within %.0f s", waited);
+        if (j->at_zero)
+            openai_error_set(&e, 503, "model_at_zero", "",
+                             "the model has no worker and none came within %.0f s", waited);
+        else
+            openai_error_set(&e, 503, "model_at_zero", "",
+                             "the model has no worker, and %llu requests wait for one already",
+                             (unsigned long long)x->r->o.max_held);
         answer_fail(x, &e);
         return;
     }

@@ -192,6 +192,22 @@ def test_a_request_waits_for_a_worker_that_comes_back(fleet):
     assert out and out[0][0] == 200
 
 
+def test_requests_for_a_model_at_zero_are_held_so_long_and_so_many(fleet):
+    f = fleet(start_router=False, policy="never", router_args=["--wake-seconds", "1"])
+    f.static_more = {"wakes": True}
+    f.start_router()
+    begin = time.monotonic()
+    status, headers, r = f.complete("one", max_tokens=1)
+    assert status == 503 and headers["retry-after"] and r["error"]["code"] == "model_at_zero", r
+    assert time.monotonic() - begin >= 1, "it was not held"
+    f.router.stop()
+    f.router_args = ["--wake-seconds", "300", "--max-held", "0"]
+    f.start_router()
+    status, headers, r = f.complete("two", max_tokens=1)
+    assert status == 503 and headers["retry-after"] and r["error"]["code"] == "model_at_zero", r
+    assert "0 requests wait" in r["error"]["message"]
+
+
 def test_sigterm_lets_running_requests_finish(fleet):
     f = fleet(unified=1, policy="never")
     c = open_stream(f, "Once upon a time", max_tokens=60, temperature=0, ignore_eos=True)
