@@ -620,10 +620,14 @@ int models_start(struct agent *a, struct err *e)
     uv_timer_init(&a->loop, m->timer);
     m->wake->data = m->timer->data = m;
     uv_timer_start(m->timer, on_timer, IDLE_MS, IDLE_MS);
-    struct kube_cache_config infds = {.kind = &kube_infds, .on_change = infd_changed, .ctx = m};
+    struct kube_cache_config infds = {
+        .kind = &kube_infds, .on_change = infd_changed, .unhurried = true, .ctx = m};
     CLEANUP(free_charp) char *name = xasprintf("metadata.name=%s", a->opt.node_name);
-    struct kube_cache_config mine = {
-        .kind = &kube_ninvs, .field_selector = name, .on_change = mine_changed, .ctx = m};
+    struct kube_cache_config mine = {.kind = &kube_ninvs,
+                                     .field_selector = name,
+                                     .on_change = mine_changed,
+                                     .unhurried = true,
+                                     .ctx = m};
     int r = kube_cache_start(a->api, &infds, &m->infds, e);
     return r ? r : kube_cache_start(a->api, &mine, &m->mine, e);
 }

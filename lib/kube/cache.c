@@ -234,6 +234,7 @@ int kube_cache_start(struct kube_client *client, const struct kube_cache_config 
         .backoff_min_ms = cfg->backoff_min_ms,
         .backoff_max_ms = cfg->backoff_max_ms,
         .silence_ms = cfg->silence_ms,
+        .unhurried = cfg->unhurried,
     };
     int rc = kube_watch_start(client, &w, &c->watch, e);
     if (rc) {

@@ -20,6 +20,7 @@ struct kube_cache_config {
     void (*on_synced)(void *ctx);
     void *ctx;
     unsigned backoff_min_ms, backoff_max_ms, silence_ms; /* as in watch.h */
+    bool unhurried;
 };
 int kube_cache_start(struct kube_client *c, const struct kube_cache_config *cfg,
                      struct kube_cache **out, struct err *e) MUST_CHECK;

@@ -26,8 +26,9 @@ struct kube_client {
     struct waiting_call *sent, *waiting;
     unsigned n_waiting;
     struct bucket bucket;
-    uint64_t hold_until_ns; /* the server asked for a pause */
-    uint64_t timeout_ns;    /* when an answer last failed to come in time; 0: never */
+    uint64_t hold_until_ns;       /* the server asked for a pause */
+    uint64_t timeout_ns;          /* when an answer last failed to come in time; 0: never */
+    struct kube_watch *unhurried; /* watch.c */
     uv_timer_t *pump;
     struct text_seen *warnings;
 };
@@ -51,6 +52,8 @@ void kube_warnings(struct kube_client *c, const struct http_call *call);
 size_t kube_warnings_seen(const struct kube_client *c);
 /* An answer did not come in time: connections that idled since before may be dead, too. */
 void kube_distrust(struct kube_client *c);
+/* watch.c: what such an answer means for watches that would find it out late. */
+void kube_watches_doubt(struct kube_client *c);
 /* Tokens: 0 and one is taken, else the ns until there is one. */
 uint64_t bucket_take(struct bucket *b, uint64_t now_ns);
 

@@ -38,6 +38,7 @@ struct text_seen {
 void kube_distrust(struct kube_client *c)
 {
     c->timeout_ns = clock_mono_ns();
+    kube_watches_doubt(c);
 }
 
 /* After a timeout only connections that carried something since are used again. */

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <uthash.h>
+#include <utlist.h>
 
 #define FRAME_MAX   (8u << 20)
 #define STATUS_MAX  65536
@@ -28,6 +29,7 @@ struct seen {
 };
 
 struct kube_watch {
+    struct kube_watch *prev, *next; /* of the client's unhurried ones */
     struct kube_client *client;
     struct kube_watch_config cfg;
     char *namespace, *label_selector, *field_selector;
@@ -48,6 +50,7 @@ struct kube_watch {
     bool relisted;    /* at once, since the last complete list: the next time waits */
     bool renewed;     /* credentials were read again since the last success */
     bool synced, connected;
+    bool fresh;          /* the next stream takes a connection of its own */
     bool refused;        /* the answer's status is not 200: its body is a Status */
     bool relist, failed; /* verdict of the current stream */
     unsigned depth;      /* inside callbacks */
@@ -88,6 +91,8 @@ static void on_closed(uv_handle_t *h)
 
 static void dispose(struct kube_watch *w)
 {
+    if (w->cfg.unhurried)
+        DL_DELETE(w->client->unhurried, w);
     uv_timer_stop(&w->timer);
     uv_close((uv_handle_t *)&w->timer, on_closed);
 }
@@ -161,14 +166,29 @@ static void fail(struct kube_watch *w, const struct err *e, unsigned retry_after
     again(w, (unsigned)ms);
 }
 
+static void on_silence(uv_timer_t *t);
+
 /* Half-open connections say nothing: the timer runs while a stream is open and starts anew with
  * each byte. */
+static void arm(struct kube_watch *w)
+{
+    uint64_t ms = w->cfg.silence_ms;
+    if (w->cfg.unhurried && w->connected && !w->initial)
+        ms = ms * KUBE_UNHURRIED_MS / KUBE_SILENCE_MS;
+    uv_timer_start(&w->timer, on_silence, ms, 0);
+}
+
 static void on_silence(uv_timer_t *t)
 {
     struct kube_watch *w = t->data;
     struct err e = {0};
     http_cancel(w->call);
     w->call = NULL;
+    if (w->cfg.unhurried && w->connected && !w->initial) {
+        w->fresh = true; /* no proof that anything is wrong: a server may send no bookmarks */
+        again(w, 0);
+        return;
+    }
     kube_distrust(w->client);
     if (w->listed && !w->initial && clock_mono_ns() - w->opened_ns > KUBE_WATCH_LIFE_S * NS_PER_S) {
         again(w, 0);
@@ -177,6 +197,15 @@ static void on_silence(uv_timer_t *t)
     err_set(&e, ETIMEDOUT, "%s: nothing was heard for %u ms", w->cfg.kind->plural,
             w->cfg.silence_ms);
     fail(w, &e, 0);
+}
+
+void kube_watches_doubt(struct kube_client *c)
+{
+    struct kube_watch *w;
+    DL_FOREACH (c->unhurried, w)
+        if (w->connected && !w->initial &&
+            clock_mono_ns() - w->opened_ns > w->cfg.silence_ms * NS_PER_MS / 4) /* not a new one */
+            uv_timer_start(&w->timer, on_silence, 0, 0);
 }
 
 static char *key_of(const json_t *object)
@@ -313,6 +342,7 @@ static void bookmark(struct kube_watch *w, const json_t *object)
         w->initial = false;
         w->failures = 0;
         w->relisted = false;
+        arm(w);
         sweep(w);
     }
 }
@@ -381,7 +411,7 @@ static int on_data(struct http_call *call, struct str piece, void *ctx)
 {
     struct kube_watch *w = ctx;
     (void)call;
-    uv_timer_start(&w->timer, on_silence, w->cfg.silence_ms, 0);
+    arm(w);
     if (w->refused)
         return w->line.n + piece.n < STATUS_MAX && buf_append(&w->line, piece.p, piece.n);
     enter(w);
@@ -414,6 +444,7 @@ static int on_headers(struct http_call *call, int status, void *ctx)
     if (w->connected) {
         w->renewed = false;
         w->healthy_ns = w->healthy_ns ? w->healthy_ns : clock_mono_ns();
+        arm(w);
     }
     return 0;
 }
@@ -603,14 +634,20 @@ static void start(struct kube_watch *w, const char *query, const struct http_req
         fail(w, &e, 0);
 }
 
+static unsigned life_s(struct kube_watch *w)
+{
+    unsigned most = w->rv && !w->cfg.unhurried ? KUBE_WATCH_LIFE_S : LIST_LIFE_S;
+    if (w->cfg.watch_timeout_s)
+        return w->cfg.watch_timeout_s;
+    return w->rv ? most - (unsigned)rng_below(&w->rng, most / 5 + 1) : most;
+}
+
 static void begin(struct kube_watch *w)
 {
     char query[512];
-    unsigned timeout =
-        w->cfg.watch_timeout_s ? w->cfg.watch_timeout_s
-        : w->rv ? KUBE_WATCH_LIFE_S - (unsigned)rng_below(&w->rng, KUBE_WATCH_LIFE_S / 5 + 1)
-                : LIST_LIFE_S;
+    unsigned timeout = life_s(w);
     struct http_request stream = {
+        .fresh_connection = w->fresh,
         .on_headers = on_headers,
         .on_data = on_data,
         .on_done = on_stream_done,
@@ -623,7 +660,7 @@ static void begin(struct kube_watch *w)
         .on_done = on_list_done,
         .ctx = w,
     };
-    w->initial = w->listed = false;
+    w->initial = w->listed = w->fresh = false;
     if (!w->rv && w->no_streaming) {
         start(w, w->list_latest ? "resourceVersion=" : "resourceVersion=0", &list);
         return;
@@ -642,7 +679,7 @@ static void begin(struct kube_watch *w)
     }
     start(w, query, &stream);
     if (w->call)
-        uv_timer_start(&w->timer, on_silence, w->cfg.silence_ms, 0);
+        arm(w);
 }
 
 int kube_watch_start(struct kube_client *c, const struct kube_watch_config *cfg,
@@ -665,6 +702,8 @@ int kube_watch_start(struct kube_client *c, const struct kube_watch_config *cfg,
     w->rng = (struct rng){rng_secret_u64()};
     w->timer.data = w;
     buf_init(&w->line, FRAME_MAX);
+    if (cfg->unhurried)
+        DL_APPEND(c->unhurried, w);
     again(w, 0);
     *out = w;
     return 0;

@@ -239,11 +239,111 @@ static void a_quiet_server_that_ends_its_watches_is_not_taken_for_dead(void **st
     end(&w, &x, watch);
 }
 
+/* A watch that ends once it has heard of "second". */
+struct heard {
+    uv_loop_t *loop;
+    struct kube_watch *watch;
+    char text[64];
+    unsigned errors;
+};
+
+static void hear(enum kube_event_type type, json_t *o, void *ctx)
+{
+    struct heard *h = ctx;
+    size_t n = strlen(h->text);
+    (void)type;
+    snprintf(h->text + n, sizeof h->text - n, "%s ", json_str_at(o, "metadata.name", "?"));
+    if (strstr(h->text, "second"))
+        kube_watch_stop(h->watch);
+    uv_stop(h->loop);
+}
+
+static void hear_error(const struct err *e, void *ctx)
+{
+    struct heard *h = ctx;
+    (void)e;
+    h->errors++;
+}
+
+static void run_until(struct watched *w, const struct heard *h, const char *name)
+{
+    while (!strstr(h->text, name))
+        apiserver_run(&w->s);
+}
+
+static void hear_from(struct watched *w, struct heard *h, bool unhurried, unsigned silence_ms)
+{
+    struct err e = {0};
+    struct kube_watch_config cfg = {.kind = &kube_pods,
+                                    .on_event = hear,
+                                    .on_error = hear_error,
+                                    .ctx = h,
+                                    .backoff_min_ms = 5,
+                                    .silence_ms = silence_ms,
+                                    .unhurried = unhurried};
+    h->loop = &w->s.loop;
+    assert_int_equal(kube_watch_start(w->s.client, &cfg, &h->watch, &e), 0);
+    run_until(w, h, "first");
+}
+
+static void begin(struct watched *w, struct proxy *x, const struct answer *script, size_t n)
+{
+    memset(w, 0, sizeof *w);
+    apiserver_init(&w->s, script, n);
+    apiserver_listen(&w->s, 0, NULL, NULL);
+    proxy_start(x, &w->s.loop, httpd_port(w->s.httpd));
+    apiserver_connect(&w->s, "http", x->port, (struct kube_config){0});
+}
+
+static void an_unhurried_watch_waits_longer_and_calls_silence_no_error(void **state)
+{
+    struct watched w;
+    struct proxy x;
+    struct heard h = {0};
+    struct answer script[] = {{.body = INITIAL_END POD("first"), .hold = true},
+                              {.body = POD("second"), .hold = true}};
+    (void)state;
+    begin(&w, &x, script, 2);
+    hear_from(&w, &h, true, 400);
+    proxy_freeze(&x);
+    uint64_t frozen = clock_mono_ns();
+    run_until(&w, &h, "second");
+    assert_true(clock_mono_ns() - frozen >= 900 * NS_PER_MS); /* 400 × 90 / 36 */
+    assert_int_equal(h.errors, 0);
+    assert_int_equal(x.made, 2);
+    assert_non_null(strstr(w.s.seen[1].query, "resourceVersion=8"));
+    end(&w, &x, NULL);
+}
+
+static void what_one_watch_finds_dead_is_dead_for_the_unhurried_ones_too(void **state)
+{
+    struct watched w;
+    struct proxy x;
+    struct heard quick = {0}, slow = {0};
+    struct answer script[] = {{.body = INITIAL_END POD("first"), .hold = true},
+                              {.body = INITIAL_END POD("first"), .hold = true},
+                              {.body = POD("second"), .whole = true},
+                              {.body = POD("second"), .whole = true}};
+    (void)state;
+    begin(&w, &x, script, 4);
+    hear_from(&w, &slow, true, 6000); /* alone it would wait for 15 s */
+    apiserver_wait(&w.s, 1600);
+    hear_from(&w, &quick, false, 500);
+    proxy_freeze(&x);
+    run_until(&w, &slow, "second"); /* within 10 s */
+    run_until(&w, &quick, "second");
+    assert_int_equal(quick.errors, 1);
+    assert_int_equal(slow.errors, 0);
+    end(&w, &x, NULL);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_proxy_that_swallows_is_found_and_gone_around),
         cmocka_unit_test(a_quiet_server_that_ends_its_watches_is_not_taken_for_dead),
+        cmocka_unit_test(an_unhurried_watch_waits_longer_and_calls_silence_no_error),
+        cmocka_unit_test(what_one_watch_finds_dead_is_dead_for_the_unhurried_ones_too),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
