@@ -407,5 +407,7 @@ def test_the_inventory_names_devices_models_and_tiers(node):
 
 def test_the_endpoints_answer(node):
     for path, want in (("healthz", ""), ("readyz", ""), ("metrics", "baton_agent_launchers")):
-        r = subprocess.run(["curl", "-sf", f"http://127.0.0.1:{node.port}/{path}"], capture_output=True, text=True)
-        assert r.returncode == 0 and want in r.stdout
+        def answers():
+            r = subprocess.run(["curl", "-sf", f"http://127.0.0.1:{node.port}/{path}"], capture_output=True, text=True)
+            return r.returncode == 0 and want in r.stdout
+        wait_for(answers, message=path)  # it is ready once its rights are known and its watch is open
