@@ -37,9 +37,8 @@ include $(sort $(wildcard lib/*/module.mk */module.mk kernels/*/module.mk worker
 closure = $(sort $(1) $(foreach d,$($(1)_DEPS),$(call closure,$(d))))
 pkgs = $(sort $(foreach m,$(call closure,$(1)),$($(m)_PKGS)))
 libs = $(foreach m,$(call closure,$(1)),$(BUILD)/$(m)/lib.a)
-# pkg-config is absent before the first set-up.
-PKG_CONFIG := $(shell command -v pkg-config)
-pkg_libs = $(if $(and $(PKG_CONFIG),$(call pkgs,$(1))),$(shell pkg-config --libs $(call pkgs,$(1))))
+# Only recipes ask pkg-config: before the first set-up it knows nothing, or is absent.
+pkg_libs = $(if $(call pkgs,$(1)),$(shell pkg-config --libs $(call pkgs,$(1))))
 srcs = $(filter-out %/main.c,$(wildcard $(1)/*.c))
 tests_of = $(wildcard tests/$(1)/test_*.c)
 
@@ -51,7 +50,7 @@ define link_rule
 $(3): $(2) $(5) $(call libs,$(1))
 	@mkdir -p $$(@D); echo "  LD    $$@"
 	@$$(CC) $$(LDFLAGS) $($(1)_LDFLAGS) -o $$@ $$< $(5) $(if $($(1)_OBJECTS_FIRST),$$($(1)_OBJS)) -Wl,--start-group \
-	  $(call libs,$(1)) -Wl,--end-group $(call pkg_libs,$(1)) $(4) $$(LDLIBS)
+	  $(call libs,$(1)) -Wl,--end-group $$(call pkg_libs,$(1)) $(4) $$(LDLIBS)
 endef
 define test_rules
 UNIT_TESTS += $(BUILD)/$(2:.c=)
@@ -81,7 +80,18 @@ $(foreach m,$(MODULES),$(if $(wildcard $(m)/main.c),$(eval $(call prog_rules,$(m
 $(foreach m,$(MODULES),$(foreach t,$(call tests_of,$(m)),$(eval $(call test_rules,$(m),$(t)))))
 $(foreach b,$(patsubst bench/%.c,%,$(wildcard bench/*.c)),$(if $(bench_$(b)),$(eval $(call bench_rules,$(b)))))
 
-$(BUILD)/%.o: %.c
+# What is missing is said in a sentence, before the first header that is not found.
+PACKAGES := $(sort $(foreach m,$(MODULES),$($(m)_PKGS)))
+have = { command -v pkg-config && pkg-config --exists $(1) && echo '\#include <$(2)>' | $(CC) -E -o /dev/null -x c - ; } >/dev/null 2>&1
+$(BUILD)/.packages:
+	@$(call have,$(PACKAGES),uthash.h) || { echo "Libraries that Baton is built with are missing: run \`make setup\` (as root; \`make help\` lists the targets)."; exit 1; }
+	@mkdir -p $(@D); touch $@
+$(BUILD)/.test-packages:
+	@$(call have,cmocka,uthash.h) || { echo "Libraries of the tests are missing: run \`make setup-test\`."; exit 1; }
+	@mkdir -p $(@D); touch $@
+$(UNIT_TESTS:=.o): | $(BUILD)/.test-packages
+
+$(BUILD)/%.o: %.c | $(BUILD)/.packages
 	@mkdir -p $(@D); echo "  CC    $<"
 	@$(CC) $(CFLAGS) $(CFLAGS_$<) $(SAN_LAST) -MMD -MP -c -o $@ $<
 
