@@ -32,8 +32,8 @@ def eventually(what, seconds=60, every=0.2, message="condition"):
             last = what()
             if last:
                 return last
-        except (OSError, ValueError, KeyError, http.client.HTTPException, subprocess.SubprocessError) as e:
-            last = e
+        except (OSError, ValueError, LookupError, AssertionError, http.client.HTTPException, subprocess.SubprocessError) as e:
+            last = e  # what is looked at may not be there yet, kubectl may find nobody
         time.sleep(every)
     raise AssertionError(f"{message}: not within {seconds} s (last: {last!r})")
 

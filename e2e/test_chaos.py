@@ -46,7 +46,7 @@ def kill_decode(stack):
 
 
 def kill_worker(stack, role):
-    name = next(w["name"] for w in stack.workers() if w["role"] == role and not w["deleting"])
+    name = [w["name"] for w in stack.workers() if w["role"] == role and not w["deleting"]][0]
     return stack.kill("baton-worker", f"BATON_POD_NAME={name}")
 
 
@@ -90,9 +90,8 @@ def test_kill_9_at_random_moments(stack, want, victim):
 
 def test_afterwards_nothing_is_left(stack):
     """Every process belongs to a pod or a program of the cluster: none is orphaned, none is doubled."""
-    names = [w["name"] for w in stack.workers()]
-    assert len(names) == 2, names
-    for name in names:
-        assert len(stack.processes("baton-worker", f"BATON_POD_NAME={name}")) == 1
-    workers = [p for p in stack.processes("baton-worker")]
-    assert len(workers) == 2, workers
+    def odd():
+        """Pods and how many workers each has, when that is not one a pod of two, or there are others."""
+        found = {w["name"]: len(stack.processes("baton-worker", f"BATON_POD_NAME={w['name']}")) for w in stack.workers()}
+        return None if list(found.values()) == [1, 1] and len(stack.processes("baton-worker")) == 2 else found
+    eventually(lambda: odd() is None, seconds=60, message="one worker a pod")

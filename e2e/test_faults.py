@@ -136,15 +136,15 @@ def test_what_can_not_be_served_says_why_and_harms_nobody(stack, want):
     def silent():
         said = {}
         for o in stack.get("infd")["items"]:
-            said[o["metadata"]["name"]] = next(c for c in o["status"]["conditions"] if c["type"] == "Ready")
+            said[o["metadata"]["name"]] = [c for c in o["status"]["conditions"] if c["type"] == "Ready"][0]
         return {n: said[n] for n, c in cases.items() if said[n]["status"] != "False" or c[2] not in said[n]["message"]}
     try:
-        eventually(lambda: silent() == {}, seconds=150, message="every condition names its cause")
+        eventually(lambda: silent() == {}, seconds=300, message="every condition names its cause")
+    except AssertionError:
+        print(json.dumps(silent(), indent=1))
+        raise
     finally:
-        left = silent()
-        print(json.dumps(left, indent=1))
         stack.kubectl("delete", "infd", *cases, "--wait=false")
-    assert left == {}
     assert stack.ask(PROMPTS[0]).text == want[PROMPTS[0]], "the one that works still works"
     eventually(lambda: len(stack.workers()) == 2 and len(stack.processes("baton-worker")) == 2, seconds=60, message="the bad ones are gone")
 
@@ -174,7 +174,7 @@ def kill_launcher(stack):
     name = live(stack, "decode")[0]["name"]
     before = stack.processes("baton-worker", f"BATON_POD_NAME={name}")
     assert before and stack.kill("baton-agent launch", f"BATON_POD_NAME={name}")
-    eventually(lambda: not set(before) & set(stack.processes("baton-worker")), seconds=10, message="the launcher's worker ends with it")
+    eventually(lambda: not set(before) & set(stack.processes("baton-worker")), seconds=60, message="the launcher's worker ends with it")
     answers_again(stack)
 
 
@@ -261,8 +261,8 @@ def test_a_fault_under_load_costs_nothing_but_time(stack, want, fault):
     assert load.wrong() == []
     assert any(not a.error for a in answers) and max(a.seconds for a in answers) < 45
     assert may_fail or failed == []
-    eventually(lambda: stack.leaks() == [], seconds=30, message="no leaked block")
-    assert len(stack.processes("baton-worker")) == 2, "no orphan"
+    eventually(lambda: stack.leaks() == [], seconds=60, message="no leaked block")
+    eventually(lambda: len(stack.processes("baton-worker")) == 2, seconds=60, message="no orphan")
 
 
 # -- requests at the edges --
