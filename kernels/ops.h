@@ -102,7 +102,15 @@ void kv_store(enum kv_type t, const float *x, uint32_t head_dim, uint32_t block_
 float kv_load(enum kv_type t, const uint8_t *head, uint32_t head_dim, uint32_t block_tokens,
               uint32_t token, uint32_t dim);
 
-/* Attention of consecutive rows of one sequence over one KV head: `group` query heads share it. */
+/* A row of a sequence of its own, of several that begin with the same blocks. */
+struct attn_row {
+    uint32_t row, pos; /* row: of q and out */
+    const uint32_t *blocks;
+};
+
+/* Attention of consecutive rows of one sequence over one KV head: `group` query heads share it. Or,
+ * with `each`, of one row of each of several sequences: what they have in common is read once. A
+ * row's bits are the same either way. */
 struct attn {
     const float *q; /* row r, head h at q + r * ldq + h * head_dim; already scaled */
     float *out;     /* likewise, v_dim a head */
@@ -116,7 +124,9 @@ struct attn {
     uint64_t block_bytes, k_at, v_at; /* this layer's and head's K and V inside a block */
     uint32_t block_tokens;
     enum kv_type kv;
-    float *scratch; /* attn_scratch_floats() */
+    const struct attn_row *each; /* [rows] by ascending pos, instead of start and blocks; or NULL */
+    uint32_t shared; /* positions that all have in common, whole blocks, none after any pos */
+    float *scratch;  /* attn_scratch_floats() */
 };
 size_t attn_scratch_floats(uint32_t rows, uint32_t group, uint32_t head_dim);
 

@@ -63,8 +63,12 @@ static void query(const struct attn *a, const float *q, float *out, uint32_t pos
 
 void scalar_attention(const struct attn *a)
 {
-    for (uint32_t r = 0; r < a->rows; r++)
+    struct attn one = *a; /* with the blocks of the row's sequence */
+    for (uint32_t r = 0; r < a->rows; r++) {
+        struct attn_row at = a->each ? a->each[r] : (struct attn_row){r, a->start + r, a->blocks};
+        one.blocks = at.blocks;
         for (uint32_t h = 0; h < a->group; h++)
-            query(a, a->q + r * a->ldq + (size_t)h * a->head_dim,
-                  a->out + r * a->ldo + (size_t)h * value_dim(a), a->start + r);
+            query(&one, a->q + at.row * a->ldq + (size_t)h * a->head_dim,
+                  a->out + at.row * a->ldo + (size_t)h * value_dim(a), at.pos);
+    }
 }

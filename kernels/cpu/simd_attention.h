@@ -102,16 +102,22 @@ static void load_window_any(const struct unit *u, const struct kv_rows *k, const
     }
 }
 
+static uint32_t row_at(const struct unit *u, uint32_t i)
+{
+    uint32_t r = i / u->a->group;
+    return u->a->each ? u->a->each[r].row : r;
+}
+
 static const float *query_at(const struct unit *u, uint32_t i)
 {
     const struct attn *a = u->a;
-    return a->q + i / a->group * a->ldq + (size_t)(i % a->group) * a->head_dim;
+    return a->q + row_at(u, i) * a->ldq + (size_t)(i % a->group) * a->head_dim;
 }
 
 static float *out_at(const struct unit *u, uint32_t i)
 {
     const struct attn *a = u->a;
-    return a->out + i / a->group * a->ldo + (size_t)(i % a->group) * u->v_dim;
+    return a->out + row_at(u, i) * a->ldo + (size_t)(i % a->group) * u->v_dim;
 }
 
 INLINE void scores(const struct unit *u, uint32_t first, uint32_t n)
@@ -218,15 +224,16 @@ INLINE void window_queries(const struct unit *u, uint32_t first, uint32_t n, uin
         weighted_all(u, first + i, n - i < V ? n - i : V, t0, t1);
 }
 
-/* Queries are ordered by row, so those that see a window are consecutive. */
-static void window(const struct unit *u, uint32_t base)
+/* Queries [i, n) over the window at base of a sequence that ends before `end`. They are ordered by
+ * position, so those that see it are consecutive. */
+static void window(const struct unit *u, const uint32_t *blocks, uint32_t base, uint32_t end,
+                   uint32_t i, uint32_t n)
 {
     const struct attn *a = u->a;
-    const uint8_t *block = a->pool + a->blocks[base / a->block_tokens] * a->block_bytes;
+    const uint8_t *block = a->pool + blocks[base / a->block_tokens] * a->block_bytes;
     struct kv_rows k = rows_at(a, block + a->k_at, base % a->block_tokens);
     struct kv_rows v = rows_at(a, block + a->v_at, base % a->block_tokens);
-    uint32_t end = a->start + a->rows - base, i = 0, n = u->n;
-    load_window_any(u, &k, &v, end < ATTN_WINDOW ? end : ATTN_WINDOW);
+    load_window_any(u, &k, &v, end - base < ATTN_WINDOW ? end - base : ATTN_WINDOW);
     while (i < n && u->queries[i].hi <= base)
         i++;
     while (n > i && u->queries[n - 1].lo >= base + ATTN_WINDOW)
@@ -245,6 +252,15 @@ static void window(const struct unit *u, uint32_t base)
         window_queries(u, i, 1, base);
 }
 
+/* Windows from the first that query i sees, or from `begin`, to `end`. */
+static void windows(const struct unit *u, const uint32_t *blocks, uint32_t begin, uint32_t end,
+                    uint32_t i, uint32_t n)
+{
+    uint32_t seen = u->queries[i].lo / ATTN_WINDOW * ATTN_WINDOW;
+    for (uint32_t base = seen > begin ? seen : begin; base < end; base += ATTN_WINDOW)
+        window(u, blocks, base, end, i, n);
+}
+
 void ISA(attention)(const struct attn *a)
 {
     struct unit u = {.a = a, .n = a->rows * a->group, .v_dim = a->v_dim ? a->v_dim : a->head_dim};
@@ -254,15 +270,18 @@ void ISA(attention)(const struct attn *a)
     u.queries = (struct query *)(void *)(u.p + (size_t)u.n * ATTN_WINDOW);
     u.factor = (float *)(void *)(u.queries + u.n);
     for (uint32_t i = 0; i < u.n; i++) {
-        uint32_t hi = a->start + i / a->group + 1;
+        uint32_t r = i / a->group, hi = (a->each ? a->each[r].pos : a->start + r) + 1;
         u.queries[i] =
             (struct query){-INFINITY, 0, a->window && hi > a->window ? hi - a->window : 0, hi};
         memset(out_at(&u, i), 0, u.v_dim * sizeof(float));
     }
-    uint32_t end = a->start + a->rows;
-    for (uint32_t base = u.queries[0].lo / ATTN_WINDOW * ATTN_WINDOW; base < end;
-         base += ATTN_WINDOW)
-        window(&u, base);
+    if (!a->each)
+        windows(&u, a->blocks, 0, a->start + a->rows, 0, u.n);
+    else
+        windows(&u, a->each[0].blocks, 0, a->shared, 0, u.n);
+    for (uint32_t r = 0; a->each && r < a->rows; r++)
+        windows(&u, a->each[r].blocks, a->shared, a->each[r].pos + 1, r * a->group,
+                (r + 1) * a->group);
     for (uint32_t i = 0; i < u.n; i++)
         ISA(scale)(out_at(&u, i), 1.0f / u.queries[i].sum, u.v_dim);
 }

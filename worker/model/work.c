@@ -102,6 +102,8 @@ static void carve_all(struct carve *c, struct model_work *w)
     w->finals = work_carve(c, stages ? n * mc->d_model : 0, sizeof(float));
     w->segments = work_carve(c, cut ? n : 0, sizeof *w->segments);
     w->units = work_carve(c, n * mc->n_heads, sizeof *w->units);
+    w->together = work_carve(c, n, sizeof *w->together);
+    w->grouped = work_carve(c, n, sizeof *w->grouped);
 }
 
 int work_memory(struct model_work *w, struct err *e)
@@ -232,24 +234,55 @@ static uint32_t sharing(const struct model_work *w, uint32_t head)
     return (end < p->q1 ? end : p->q1) - q;
 }
 
-/* Units are (tile of rows, KV head); with fewer of them than threads, single query heads. */
+/* A tile of rows as units: one a KV head, or one a query head. */
+static void add_tile(struct model_work *w, struct attn_unit u, bool single)
+{
+    uint32_t queries = w->m->part.q1 - w->m->part.q0;
+    for (u.head = 0; u.head < queries; u.head += u.heads) {
+        u.heads = single ? 1 : sharing(w, u.head);
+        w->units[w->n_units++] = u;
+    }
+}
+
+/* How many decodes may be one tile, so that there is work for all threads. */
+static uint32_t most_together(const struct model_work *w, const struct model_batch *b)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < b->n_segments; i++)
+        n += b->segments[i].n_tokens == 1;
+    if (w->o.threads > 1)
+        n = n * (w->m->part.kv1 - w->m->part.kv0) / (2 * w->o.threads);
+    return n < ATTN_TILE ? n : ATTN_TILE;
+}
+
+/* Units are (tile of rows, KV head); with fewer of them than threads, single query heads. A tile's
+ * rows are one segment's, or decodes that begin alike. */
 static void plan_units(struct model_work *w, const struct model_batch *b)
 {
-    const struct model_part *p = &w->m->part;
-    uint32_t tiles = 0, row = 0, queries = p->q1 - p->q0;
+    uint32_t tiles = 0, row = 0, grouped = 0, kv_heads = w->m->part.kv1 - w->m->part.kv0;
     for (uint32_t i = 0; i < b->n_segments; i++)
         tiles += (b->segments[i].n_tokens + ATTN_TILE - 1) / ATTN_TILE;
-    bool single = tiles * (p->kv1 - p->kv0) < 2 * w->o.threads && w->o.threads > 1;
+    bool single = tiles * kv_heads < 2 * w->o.threads && w->o.threads > 1;
+    uint32_t most = single ? 0 : most_together(w, b);
+    memset(w->grouped, 0, b->n_segments);
     w->n_units = 0;
-    for (uint32_t i = 0; i < b->n_segments; i++) {
-        uint32_t n = b->segments[i].n_tokens;
-        for (uint32_t t = 0; t < n; t += ATTN_TILE)
-            for (uint32_t h = 0, heads; h < queries; h += heads) {
-                heads = single ? 1 : sharing(w, h);
-                w->units[w->n_units++] =
-                    (struct attn_unit){row + t, n - t < ATTN_TILE ? n - t : ATTN_TILE, i, h, heads};
+    for (uint32_t i = 0; i < b->n_segments; row += b->segments[i++].n_tokens) {
+        uint32_t n = b->segments[i].n_tokens, shared;
+        if (w->grouped[i])
+            continue;
+        if (n == 1 && most > 1) {
+            uint32_t k = together_of(w, b, i, row, most, w->together + grouped, &shared);
+            if (k > 1) {
+                add_tile(w, (struct attn_unit){.row = grouped, .n = k, .shared = shared}, single);
+                grouped += k;
+                continue;
             }
-        row += n;
+        }
+        for (uint32_t t = 0; t < n; t += ATTN_TILE)
+            add_tile(w,
+                     (struct attn_unit){
+                         .row = row + t, .n = n - t < ATTN_TILE ? n - t : ATTN_TILE, .segment = i},
+                     single);
     }
     for (uint32_t l = 0; l < w->m->config.n_layers; l++)
         atomic_store_explicit(&w->next_unit[l], 0, memory_order_relaxed);

@@ -28,9 +28,10 @@ struct row {
 };
 
 /* Rows [row, row + n) of the batch, one segment; query heads [head, head + heads) of this rank's,
- * which share a KV head. */
+ * which share a KV head. With `shared`, the n rows from `row` of model_work.together. */
 struct attn_unit {
     uint32_t row, n, segment, head, heads;
+    uint32_t shared; /* positions */
 };
 
 /* Experts of a step (moe.c). A slot is one row at one of its experts. */
@@ -112,6 +113,8 @@ struct model_work {
     struct row *rows;
     uint32_t *out_rows; /* rows that give logits */
     struct attn_unit *units;
+    struct attn_row *together; /* decodes whose sequences begin alike, group by group */
+    uint8_t *grouped;          /* [segments] */
     _Atomic uint32_t next_unit[MODEL_LAYERS_MAX];
     void *memory;
     uint64_t memory_bytes;
@@ -133,6 +136,11 @@ struct model_work {
 };
 
 int work_memory(struct model_work *w, struct err *e) MUST_CHECK; /* for w->o.max_rows rows */
+/* together.c: the decode of segment `leader`, whose row is `row`, and up to `most` - 1 later ones
+ * that begin with the same blocks, into out. Returns how many; `shared`: positions that they have
+ * in common. Those taken are marked in w->grouped. */
+uint32_t together_of(struct model_work *w, const struct model_batch *b, uint32_t leader,
+                     uint32_t row, uint32_t most, struct attn_row *out, uint32_t *shared);
 /* The layout of rows, outputs and attention units of a batch that was checked. */
 void work_lay_out(struct model_work *w, const struct model_batch *b);
 

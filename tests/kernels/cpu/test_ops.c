@@ -361,6 +361,85 @@ static void attention_is_softmax_attention_in_every_backend(void **state)
     }
 }
 
+/* Sequences that begin with the same blocks, their rows anywhere in q and out. */
+#define TOGETHER 16u
+struct together_case {
+    struct attn a;
+    struct attn_row each[TOGETHER];
+    uint32_t blocks[TOGETHER][8];
+    float *q, *scratch, *got;
+    uint16_t *pool;
+};
+
+static void together_init(struct together_case *c)
+{
+    uint32_t dim = 16 * (1 + (uint32_t)rng_below(&rng, 8)),
+             group = 1 + (uint32_t)rng_below(&rng, 4),
+             n = 2 + (uint32_t)rng_below(&rng, TOGETHER - 1),
+             common = 1 + (uint32_t)rng_below(&rng, 5), bt = rng_below(&rng, 2) ? 32 : 64,
+             pos = common * bt;
+    size_t half = (size_t)bt * dim, n_pool = 2 * half * (8 + 3 * TOGETHER);
+    c->pool = aligned_alloc(64, n_pool * 2);
+    for (size_t i = 0; i < n_pool; i++)
+        c->pool[i] = f32_to_f16(normal());
+    for (uint32_t r = 0; r < n; r++) {
+        for (uint32_t b = 0; b < 8; b++)
+            c->blocks[r][b] = b < common ? b : 8 + r * 3 + b - common;
+        c->each[r] = (struct attn_row){n - 1 - r, pos, c->blocks[r]};
+        pos += (uint32_t)rng_below(&rng, 3 * bt / n);
+    }
+    c->q = floats((size_t)n * group * dim, 0.5f);
+    c->got = floats((size_t)n * group * dim, 0);
+    c->scratch = floats(attn_scratch_floats(n, group, dim), 0);
+    c->a = (struct attn){.q = c->q,
+                         .out = c->got,
+                         .ldq = (size_t)group * dim,
+                         .ldo = (size_t)group * dim,
+                         .rows = n,
+                         .group = group,
+                         .head_dim = dim,
+                         .pool = (uint8_t *)c->pool,
+                         .each = c->each,
+                         .shared = (1 + (uint32_t)rng_below(&rng, common)) * bt,
+                         .window = rng_below(&rng, 2) ? 0 : 1 + (uint32_t)rng_below(&rng, 200),
+                         .block_bytes = 4 * half,
+                         .v_at = 2 * half,
+                         .block_tokens = bt,
+                         .kv = KV_F16,
+                         .scratch = c->scratch};
+}
+
+static void sequences_that_begin_alike_have_the_bits_of_each_alone(void **state)
+{
+    (void)state;
+    for (const char *const *isa = cpu_isas(); *isa; isa++) {
+        const struct kernel_ops *ops;
+        assert_int_equal(cpu_ops(*isa, &ops, NULL), 0);
+        for (int i = 0; i < 40; i++) {
+            struct together_case c;
+            float alone[4 * 128];
+            together_init(&c);
+            ops->attention(&c.a);
+            for (uint32_t r = 0; r < c.a.rows; r++) {
+                struct attn one = c.a;
+                one.each = NULL;
+                one.rows = 1;
+                one.start = c.each[r].pos;
+                one.blocks = c.each[r].blocks;
+                one.q += c.each[r].row * one.ldq;
+                one.out = alone;
+                scalar->attention(&one);
+                assert_bits(*isa, "attention together", alone, c.got + c.each[r].row * c.a.ldo,
+                            c.a.ldo);
+            }
+            free(c.q);
+            free(c.got);
+            free(c.scratch);
+            free(c.pool);
+        }
+    }
+}
+
 static void an_unknown_isa_is_an_error(void **state)
 {
     (void)state;
@@ -385,6 +464,7 @@ int main(void)
         cmocka_unit_test(backends_agree_on_products_of_every_form),
         cmocka_unit_test(a_product_is_that_of_the_matrix_rows),
         cmocka_unit_test(attention_is_softmax_attention_in_every_backend),
+        cmocka_unit_test(sequences_that_begin_alike_have_the_bits_of_each_alone),
         cmocka_unit_test(an_unknown_isa_is_an_error),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -146,6 +146,55 @@ static void gemma3_rows_keep_their_bits_in_any_batch_chunk_and_thread_count(void
     check_model("gemma-3-270m.Q4_K_M.gguf", (const char *const[]){NULL}, 1, 2, MAX_TOKENS);
 }
 
+/* Decodes of sequences that have their first blocks in common are attended together. */
+static void decodes_that_begin_alike_keep_their_bits(void **state)
+{
+    (void)state;
+    enum { SHARED = 2 * MODEL_BLOCK_TOKENS, LEN = SHARED + 12 };
+    struct rng rng = {runner_seed()};
+    struct model *m = runner_model("SmolLM2-135M-Instruct.Q4_1.gguf", NULL);
+    uint32_t tokens[N_SEQS][LEN], begin[N_SEQS] = {0, SHARED, SHARED, SHARED / 2};
+    size_t row = model_config(m)->vocab * sizeof(float);
+    float *want[N_SEQS];
+    struct runner plain;
+    runner_init(&plain, m, N_SEQS, LEN, 1, LEN, rng_next(&rng));
+    for (uint32_t i = 0; i < N_SEQS; i++) {
+        for (uint32_t t = 0; t < LEN; t++)
+            tokens[i][t] = t < begin[i] ? tokens[0][t] : (uint32_t)rng_below(&rng, plain.vocab);
+        struct model_segment s = runner_segment(&plain, i, tokens[i], LEN, 0, 0);
+        runner_forward(&plain, &s, 1);
+        want[i] = malloc(LEN * row);
+        memcpy(want[i], plain.logits, LEN * row);
+    }
+    for (uint32_t threads = 1; threads <= 3; threads++) {
+        struct runner r;
+        struct model_segment s[N_SEQS];
+        runner_init(&r, m, N_SEQS, LEN, threads, LEN, rng_next(&rng));
+        for (uint32_t i = 0; i < N_SEQS; i++) {
+            memcpy(r.blocks + i * r.per_seq, r.blocks,
+                   begin[i] / MODEL_BLOCK_TOKENS * sizeof(uint32_t));
+            uint32_t n = SHARED + 1 + i - begin[i];
+            s[0] = runner_segment(&r, i, tokens[i] + begin[i], n, begin[i], n);
+            runner_forward(&r, s, 1);
+        }
+        for (uint32_t step = 0; step < LEN - SHARED - 1 - N_SEQS; step++) {
+            for (uint32_t k = 0; k < N_SEQS; k++) {
+                uint32_t i = (k + step) % N_SEQS, pos = SHARED + 1 + i + step;
+                s[k] = runner_segment(&r, i, tokens[i] + pos, 1, pos, 0);
+            }
+            runner_forward(&r, s, N_SEQS);
+            for (uint32_t k = 0; k < N_SEQS; k++)
+                assert_memory_equal((char *)r.logits + k * row,
+                                    (char *)want[(k + step) % N_SEQS] + s[k].start * row, row);
+        }
+        runner_fini(&r);
+    }
+    for (uint32_t i = 0; i < N_SEQS; i++)
+        free(want[i]);
+    runner_fini(&plain);
+    model_free(m);
+}
+
 static void every_backend_gives_the_same_bits_on_a_real_model(void **state)
 {
     (void)state;
@@ -160,6 +209,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(smollm2_rows_keep_their_bits_in_any_batch_chunk_and_thread_count),
         cmocka_unit_test(gemma3_rows_keep_their_bits_in_any_batch_chunk_and_thread_count),
+        cmocka_unit_test(decodes_that_begin_alike_keep_their_bits),
         cmocka_unit_test(every_backend_gives_the_same_bits_on_a_real_model),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
