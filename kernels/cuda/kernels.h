@@ -203,8 +203,8 @@ struct combine_args {
     uint32_t d, top_k;
 };
 
-/* Dispatch in FP8: rows take[i] of x [*, d] bf16 to codes [n, d] and scales [n, d / 128]. grid n,
- * block 128, d a multiple of 128. And back to bf16. */
+/* Dispatch in FP8: rows take[i] of x [*, d] bf16 to codes [n, d] and scales [n, ceil(d / 128)].
+ * grid n, block 128, d a multiple of 8. And back to bf16. */
 struct fp8_pack_args {
     const uint16_t *x;
     const uint32_t *take; /* NULL: row i */
@@ -217,6 +217,35 @@ struct fp8_unpack_args {
     const float *scales;
     uint16_t *x;
     uint32_t d;
+};
+
+/* Rows for the ranks that have their experts: rank r has those in [bounds[r], bounds[r + 1]); ids
+ * [rows, top_k]. ep_count: counts [2, ranks], rows and choices of each rank. ep_list, after it:
+ * take [items] rows rank by rank, in order; place [rows, ranks] the item of a row at a rank, or
+ * UINT32_MAX. grid ranks, block 32. */
+struct ep_list_args {
+    const uint32_t *ids, *bounds;
+    uint32_t *counts, *take, *place;
+    uint32_t rows, top_k, ranks;
+};
+/* Item i is row take[i]: of x [*, d] bf16 (NULL: not moved), ids and weights [*, top_k]. d a
+ * multiple of 8. grid items, block 128. */
+struct ep_pack_args {
+    const uint16_t *x;
+    const uint32_t *take, *ids;
+    const float *weights;
+    uint16_t *to_x;
+    uint32_t *to_ids;
+    float *to_weights;
+    uint32_t d, top_k;
+};
+/* y [rows, d] f32 += back[place[row, r]] of each rank r in order; back [items, d] f32. grid rows,
+ * block 256. */
+struct ep_join_args {
+    const float *back;
+    const uint32_t *place;
+    float *y;
+    uint32_t d, ranks;
 };
 
 /* Runs of bytes, each a multiple of 16 and aligned to 16, from `from` to `to`: KV between layouts

@@ -210,14 +210,32 @@ int gpu_combine(struct gpu *g, const struct combine_args *a, uint32_t rows, stru
 
 int gpu_fp8_pack(struct gpu *g, const struct fp8_pack_args *a, uint32_t rows, struct err *e)
 {
-    CHECK(a->d % FP8_GROUP == 0, "FP8 rows of %u channels", a->d);
+    CHECK(a->d % 8 == 0, "FP8 rows of %u channels", a->d);
     return PUT("fp8_pack_k", rows, 1, 1, 128, 0);
 }
 
 int gpu_fp8_unpack(struct gpu *g, const struct fp8_unpack_args *a, uint32_t rows, struct err *e)
 {
-    CHECK(a->d % FP8_GROUP == 0, "FP8 rows of %u channels", a->d);
+    CHECK(a->d % 8 == 0, "FP8 rows of %u channels", a->d);
     return PUT("fp8_unpack_k", rows, 1, 1, 128, 0);
+}
+
+int gpu_ep_list(struct gpu *g, const struct ep_list_args *a, struct err *e)
+{
+    CHECK(a->top_k >= 1 && a->top_k <= TOP_K_MAX, "%u experts a row", a->top_k);
+    int rc = PUT("ep_count_k", a->ranks, 1, 1, 32, 0);
+    return rc < 0 ? rc : PUT("ep_list_k", a->ranks, 1, 1, 32, 0);
+}
+
+int gpu_ep_pack(struct gpu *g, const struct ep_pack_args *a, uint32_t items, struct err *e)
+{
+    CHECK(a->d % 8 == 0, "rows of %u channels", a->d);
+    return PUT("ep_pack_k", items, 1, 1, 128, 0);
+}
+
+int gpu_ep_join(struct gpu *g, const struct ep_join_args *a, uint32_t rows, struct err *e)
+{
+    return PUT("ep_join_k", rows, 1, 1, 256, 0);
 }
 
 int gpu_relayout(struct gpu *g, enum gpu_stream s, const struct relayout_args *a, uint32_t runs,

@@ -51,6 +51,12 @@ int gpu_fp8_pack(struct gpu *g, const struct fp8_pack_args *a, uint32_t rows,
                  struct err *e) MUST_CHECK;
 int gpu_fp8_unpack(struct gpu *g, const struct fp8_unpack_args *a, uint32_t rows,
                    struct err *e) MUST_CHECK;
+/* counts, then take and place. */
+int gpu_ep_list(struct gpu *g, const struct ep_list_args *a, struct err *e) MUST_CHECK;
+int gpu_ep_pack(struct gpu *g, const struct ep_pack_args *a, uint32_t items,
+                struct err *e) MUST_CHECK;
+int gpu_ep_join(struct gpu *g, const struct ep_join_args *a, uint32_t rows,
+                struct err *e) MUST_CHECK;
 int gpu_relayout(struct gpu *g, enum gpu_stream s, const struct relayout_args *a, uint32_t runs,
                  struct err *e) MUST_CHECK;
 int gpu_bias(struct gpu *g, const struct bias_args *a, struct err *e) MUST_CHECK;

@@ -76,7 +76,7 @@ $(RACE_DIR)/race.o: tests/kernels/cuda/race.cc
 $(RACE_DIR)/libcuda.so.1: $(RACE_OBJS)
 	@echo "  LD    $@"; $(CXX) -shared -Wl,--no-undefined -Wl,-soname,libcuda.so.1 -o $@ $^ -lpthread -ldl
 	@printf '%s\n' $(WITHOUT) >$(@D)/variants
-KERNEL_TESTS := $(addprefix tests/kernels/cuda/test_,attention mla products rows sampling)
+KERNEL_TESTS := $(addprefix tests/kernels/cuda/test_,attention dispatch mla products rows sampling)
 $(CUDA_TESTS_DIR)/test_races: | $(RACE_DIR)/libcuda.so.1 $(KERNEL_TESTS:%=$(BUILD)/%)
 
 # What is written down of NVIDIA's interfaces beside their headers, those that the machine has.

@@ -58,13 +58,15 @@ KERNEL(gated_k, struct gated_args, 256)
     }
 }
 
-// One warp a group of 128 channels: 4 a lane.
+// One warp a group of 128 channels: 4 a lane. The last group may have fewer.
 KERNEL(fp8_pack_k, struct fp8_pack_args, 128)
 {
-    unsigned row = blockIdx.x, lane = threadIdx.x % 32, groups = a.d / FP8_GROUP;
+    unsigned row = blockIdx.x, lane = threadIdx.x % 32, groups = (a.d + FP8_GROUP - 1) / FP8_GROUP;
     const uint16_t *x = a.x + (size_t)(a.take ? a.take[row] : row) * a.d;
     for (unsigned g = threadIdx.x / 32; g < groups; g += blockDim.x / 32) {
-        uint2 w = *reinterpret_cast<const uint2 *>(x + g * FP8_GROUP + lane * 4);
+        unsigned at = g * FP8_GROUP + lane * 4;
+        bool here = at < a.d;
+        uint2 w = here ? *reinterpret_cast<const uint2 *>(x + at) : uint2{0, 0};
         float v[4] = {bf16_value((uint16_t)w.x), bf16_value((uint16_t)(w.x >> 16)),
                       bf16_value((uint16_t)w.y), bf16_value((uint16_t)(w.y >> 16))};
         float most = fmaxf(fmaxf(fabsf(v[0]), fabsf(v[1])), fmaxf(fabsf(v[2]), fabsf(v[3])));
@@ -74,8 +76,8 @@ KERNEL(fp8_pack_k, struct fp8_pack_args, 128)
 #pragma unroll
         for (int i = 0; i < 4; i++)
             code |= (uint32_t)fp8_bits(v[i] / scale) << (8 * i);
-        *reinterpret_cast<uint32_t *>(a.codes + (size_t)row * a.d + g * FP8_GROUP + lane * 4) =
-            code;
+        if (here)
+            *reinterpret_cast<uint32_t *>(a.codes + (size_t)row * a.d + at) = code;
         if (lane == 0)
             a.scales[(size_t)row * groups + g] = scale;
     }
@@ -83,10 +85,10 @@ KERNEL(fp8_pack_k, struct fp8_pack_args, 128)
 
 KERNEL(fp8_unpack_k, struct fp8_unpack_args, 128)
 {
-    unsigned row = blockIdx.x;
+    unsigned row = blockIdx.x, groups = (a.d + FP8_GROUP - 1) / FP8_GROUP;
     for (unsigned i = threadIdx.x * 4; i < a.d; i += blockDim.x * 4) {
         uint32_t code = *reinterpret_cast<const uint32_t *>(a.codes + (size_t)row * a.d + i);
-        float scale = a.scales[(size_t)row * (a.d / FP8_GROUP) + i / FP8_GROUP];
+        float scale = a.scales[(size_t)row * groups + i / FP8_GROUP];
         float v[4];
 #pragma unroll
         for (int k = 0; k < 4; k++)

@@ -29,8 +29,8 @@ static const struct covered {
     {"rows", "test_rows", "*norm_follow*"},
     {"sample", "test_sampling", "greedy_choice_*"},
 };
-static const char *const programs[] = {"test_attention", "test_mla", "test_products", "test_rows",
-                                       "test_sampling"};
+static const char *const programs[] = {"test_attention", "test_dispatch", "test_mla",
+                                       "test_products",  "test_rows",     "test_sampling"};
 
 static char folder[4096]; /* of this program */
 
