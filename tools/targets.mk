@@ -31,7 +31,7 @@ down: ## end what `make up` started
 
 # Real models as up to eight processes: a target of its own (test-layouts); small models in every layout are in `make test`.
 LONG_UNIT := $(BUILD)/tests/worker/layout/test_models
-SLOW_UNIT := $(LONG_UNIT) $(addprefix $(BUILD)/tests/,$(addprefix worker/model/test_,golden invariance score) worker/gpu/test_gpu_model worker/gpu/test_ranks kernels/cuda/test_races lib/xfer/test_storm)
+SLOW_UNIT := $(LONG_UNIT) $(addprefix $(BUILD)/tests/,$(addprefix worker/model/test_,golden invariance score) worker/gpu/test_gpu_model worker/gpu/test_ranks worker/gpu/layouts_few kernels/cuda/test_races lib/xfer/test_storm)
 check: ## quick checks before a commit (under a minute): build, include direction, sizes, fast unit tests
 	@$(SUBMAKE) build tests-build
 	@tools/run-tests --log $(BUILD)/test "run:include direction:tools/check-includes" "run:sizes:tools/check-size" \
@@ -86,10 +86,18 @@ cuda-test: setup-test ## every CUDA kernel executed on the CPU, without each of 
 	@$(SUBMAKE) $(CUDA_TESTS) $(CUDA_ABI) && $(MAKE) SAN=asan $(KERNEL_TESTS:%=build/asan/%)
 	@tools/run-tests --log build/test "unit:cuda:$(CUDA_TESTS)" "unit:cuda under asan:$(KERNEL_TESTS:%=build/asan/%)" \
 	  $(CUDA_ABI:%="run:NVIDIA interfaces:%")
-CUDA_TESTS = $(KERNEL_TESTS:%=$(BUILD)/%) $(addprefix $(BUILD)/tests/,kernels/cuda/test_library_gemm kernels/cuda/test_races worker/gpu/test_gpu_model worker/gpu/test_ranks)
+CUDA_TESTS = $(KERNEL_TESTS:%=$(BUILD)/%) $(addprefix $(BUILD)/tests/,kernels/cuda/test_library_gemm kernels/cuda/test_races worker/gpu/test_gpu_model worker/gpu/test_ranks worker/gpu/layouts_few worker/gpu/layouts_all)
 
 # The worker, its own objects with the tests' blob: it runs on the stand-ins for driver and NCCL also where there is no toolchain.
 $(eval $(call link_rule,worker,$(BUILD)/worker/main.o,$(BUILD)/tests/worker/gpu/baton-worker,,$(BUILD)/tests/kernels/cuda/blob.o))
+
+# Groups of GPU ranks, which have the worker's backend: a few layouts in `make test`, every family in all of them in `make cuda-test`.
+GPU_LAYOUTS := $(addprefix $(BUILD)/tests/worker/gpu/layouts,_few _all)
+$(foreach t,$(GPU_LAYOUTS),$(eval $(call link_rule,worker,$(t).o,$(t),-lcmocka $(kernels/cuda_TEST_LIBS),$(kernels/cuda_TEST_OBJS))))
+$(GPU_LAYOUTS): | $(BUILD)/tests/kernels/cuda/libnccl.so.2
+OBJS += $(GPU_LAYOUTS:=.o)
+UNIT_TESTS += $(BUILD)/tests/worker/gpu/layouts_few
+tests-build: $(BUILD)/tests/worker/gpu/layouts_few
 
 images: ## container images below 30 MB as archives in build/images, with their sizes
 	@$(SUBMAKE) build

@@ -1,6 +1,7 @@
 #include "worker/backend.h"
 
 #include "lib/base/log.h"
+#include "worker/comm/nccl.h"
 #include "worker/gpu/gpu_model.h"
 
 #include <errno.h>
@@ -30,6 +31,25 @@ static int forward(void *self, const struct model_batch *batch, struct err *e)
     struct backend *b = self;
     int rc = enter(b, e);
     return rc ? rc : gpu_model_forward(b->model, batch, e);
+}
+
+static void data_rows(void *self, const uint32_t *rows)
+{
+    struct backend *b = self;
+    gpu_model_data_rows(b->model, rows);
+}
+
+static void stats(void *self, struct model_work_stats *out)
+{
+    struct backend *b = self;
+    struct gpu_model_stats s = gpu_model_stats(b->model);
+    out->steps = s.steps;
+    out->micro_batches = s.micro_batches;
+    out->dispatches = s.dispatches;
+    out->dispatches_latency = s.dispatches_latency;
+    out->expert_slots = s.expert_slots;
+    out->expert_max = s.expert_max;
+    out->expert_ranks = s.expert_ranks;
 }
 
 static int copy(void *self, uint32_t from, uint32_t to, struct err *e)
@@ -94,21 +114,43 @@ static int rest(void *self, bool asleep, struct err *e)
 
 /* ---- opening ---- */
 
-static int open_gpu(const struct backend_config *c, struct backend *b, struct err *e)
+/* What this rank alone can say: whether it has a device, and a way to the others'. */
+static int open_device(const struct backend_config *c, struct backend *b, struct err *e)
+{
+    if (c->kv_dtype != MODEL_KV_F16)
+        return err_set(e, ENOTSUP, "the GPU backend keeps KV as f16 only (--kv-dtype f16)");
+    if (c->halves == GROUP_HALVES)
+        return err_set(e, ENOTSUP,
+                       "the GPU backend does not overlap two batches (--two-batch auto or off)");
+    return gpu_open(c->index, &b->gpu, e);
+}
+
+/* All ranks over NCCL, or none. */
+static int choose_links(const struct backend_config *c, bool *host, struct err *e)
+{
+    struct err why = {0};
+    int32_t mine = nccl_ready(&why), all[COMM_RANKS_MAX];
+    int rc = comm_all_gather(c->world, &mine, sizeof mine, all, e);
+    *host = false;
+    for (uint32_t r = 0; rc == 0 && r < comm_ranks(c->world); r++)
+        *host |= all[r] < 0;
+    if (rc == 0 && *host && c->rank == 0)
+        log_warn("a rank has no NCCL: data between GPUs goes through host memory, which is slow",
+                 LS("here", mine ? why.msg : "it has one"));
+    return rc;
+}
+
+static int open_model(const struct backend_config *c, struct backend *b, struct err *e)
 {
     struct gpu_model_options o = {.max_rows = c->max_rows,
                                   .max_sequences = c->max_sequences,
                                   .max_outputs = c->max_outputs,
                                   .max_context = c->max_context,
                                   .block_tokens = c->block_tokens,
-                                  .tensor = c->world};
-    if (c->kv_dtype != MODEL_KV_F16)
-        return err_set(e, ENOTSUP, "the GPU backend keeps KV as f16 only (--kv-dtype f16)");
-    if (c->stages > 1 || c->data > 1)
-        return err_set(e, ENOTSUP,
-                       "the GPU backend splits models over tensor ranks, not over stages or data "
-                       "ranks");
-    int rc = gpu_open(c->index, &b->gpu, e);
+                                  .group = c->group};
+    int rc = c->world ? group_split(&c->layout, c->rank, c->world, &o.group, e) : 0;
+    if (rc == 0 && c->world)
+        rc = choose_links(c, &o.host_links, e);
     return rc ? rc : gpu_model_new(b->gpu, c->model, &o, &b->model, e);
 }
 
@@ -138,9 +180,10 @@ int backend_open(const struct backend_config *c, struct backend **out, struct er
         return err_set(e, EINVAL, "--backend \"%s\": cpu, cuda or auto", c->name);
     struct backend *b = xcalloc(1, sizeof *b);
     struct err why = {0};
-    int rc = agree(c, open_gpu(c, b, &why), &why);
+    int rc = agree(c, open_device(c, b, &why), &why); /* before they meet on their devices */
+    rc = rc ? rc : agree(c, open_model(c, b, &why), &why);
     if (rc == 0) {
-        b->device = (struct group_device){b, forward, copy, fetch, store, rest};
+        b->device = (struct group_device){b, data_rows, forward, copy, fetch, store, rest, stats};
         *out = b;
         return 0;
     }

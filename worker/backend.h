@@ -6,12 +6,13 @@
  *           auto  a GPU where there is one that can run the model, else the CPU; the ranks of a
  *                 group agree
  *
- * The rank's GPU is the one with its number within its pod. Its KV is f16. Threads: the engine's
+ * The rank's GPU is the one with its number within its pod. Its KV is f16. Data goes between GPUs
+ * over NCCL; where a rank has none, through host memory (with a warning). Threads: the engine's
  * (made before it starts, freed after it ended). */
 #pragma once
 #include "kernels/cuda/gpu.h"
 #include "worker/comm/comm.h"
-#include "worker/layout/device.h"
+#include "worker/layout/group.h"
 #include "worker/model/shard.h"
 
 struct backend;
@@ -21,7 +22,10 @@ struct backend_config {
     const struct model *model; /* this rank's part; outlives the backend */
     struct comm *world;        /* NULL: one rank */
     uint32_t index;            /* of the GPU */
-    uint32_t stages, data;     /* of the layout: only tensor ranks share a model on GPUs */
+    struct model_layout layout;
+    uint32_t rank;            /* of the group */
+    struct model_group group; /* how rows travel (its communicators are made here) */
+    enum group_halves halves;
     uint32_t max_rows, max_sequences, max_outputs, max_context, block_tokens;
     enum model_kv_dtype kv_dtype;
 };

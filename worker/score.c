@@ -96,6 +96,7 @@ static void print_ranks(const struct scoring *s, const struct group_report *r, u
             print_experts(&r[i].work);
         print_calls("tensor", &r[i].tensor);
         print_calls("pipeline", &r[i].pipeline);
+        print_calls("expert", &r[i].expert);
         print_calls("world", &r[i].world);
         printf("}");
     }
@@ -173,20 +174,28 @@ static int open_backend(const struct scoring *s, struct comm *world, const struc
                         struct backend **out, struct err *e)
 {
     enum model_kv_dtype dtype;
+    struct model_group by;
+    enum group_halves halves;
     int rc = options_kv_dtype(s->o, &dtype, e);
+    rc = rc ? rc : options_halves(s->o, &halves, e);
+    rc = rc ? rc : options_dispatch(s->o, &by, e);
+    if (rc)
+        return rc;
     struct backend_config c = {.name = s->o->backend,
                                .model = m,
                                .world = world,
                                .index = world ? comm_rank(world) : 0,
-                               .stages = s->layout.pipeline,
-                               .data = s->layout.data,
+                               .layout = s->layout,
+                               .rank = world ? comm_rank(world) : 0,
+                               .group = by,
+                               .halves = halves,
                                .max_rows = SCORE_ROWS,
                                .max_sequences = 1,
                                .max_outputs = SCORE_ROWS,
                                .max_context = score_blocks(s->n) * MODEL_BLOCK_TOKENS,
                                .block_tokens = MODEL_BLOCK_TOKENS,
                                .kv_dtype = dtype};
-    rc = rc ? rc : backend_open(&c, out, e);
+    rc = backend_open(&c, out, e);
     return rc || !*out ? rc : backend_pool(*out, score_blocks(s->n), NULL, 0, e);
 }
 

@@ -262,12 +262,20 @@ static int open_backend(struct worker *w, struct err *e)
     const struct options *o = w->o;
     uint32_t rows = (uint32_t)o->max_rows, sequences = (uint32_t)o->max_running,
              outputs = w->budget.logit_rows;
+    struct model_group by;
+    enum group_halves halves;
+    int rc = options_dispatch(o, &by, e);
+    rc = rc ? rc : options_halves(o, &halves, e);
+    if (rc)
+        return rc;
     struct backend_config c = {.name = o->backend,
                                .model = w->model,
                                .world = w->team.world,
                                .index = w->team.rank % (w->team.per_pod ? w->team.per_pod : 1),
-                               .stages = w->team.layout.pipeline,
-                               .data = w->team.layout.data,
+                               .layout = w->team.layout,
+                               .rank = w->team.rank,
+                               .group = by,
+                               .halves = halves,
                                .max_rows = rows,
                                .max_sequences = sequences < rows ? sequences : rows,
                                .max_outputs = outputs < rows ? outputs : rows,

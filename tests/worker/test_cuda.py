@@ -6,6 +6,7 @@ import os
 import random
 import statistics
 import subprocess
+import time
 
 import pytest
 
@@ -26,7 +27,7 @@ VOCAB = 320
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     out = {}
-    for family in ("llama3", "deepseek-v2-lite"):
+    for family in ("llama3", "deepseek-v2-lite", "mixtral"):
         folder = tmp_path_factory.mktemp(family)
         out[family] = (str(folder), families.write(family, str(folder)))
     return out
@@ -65,6 +66,19 @@ def test_scores_are_the_cpus_within_bf16_on_one_gpu_and_two(models, family):
     assert len({r["pid"] for r in ranks}) == 2 and all(r["weight_bytes"] < .8 * whole for r in ranks)
 
 
+@pytest.mark.parametrize("family,layout,calls", [("llama3", {"pp": 2}, ("pipeline", "sends")), ("mixtral", {"dp": 2, "ep": 2}, ("expert", "all_to_alls")),
+                                                 ("mixtral", {"tp": 2, "pp": 2, "ep": 2}, ("tensor", "all_reduces"))])
+def test_scores_over_stages_and_experts_are_those_of_one_gpu(models, family, layout, calls):
+    folder, golden = models[family]
+    flags = [x for k, v in layout.items() for x in ("--" + k, str(v))]
+    p = score(folder, golden, "--backend", "cuda", *flags, "--stats")
+    check_near(logprobs(p), logprobs(score(folder, golden, "--backend", "cuda")))
+    ranks = json.loads(p.stdout)["ranks"]
+    assert len({r["pid"] for r in ranks}) == len(ranks) == layout.get("tp", 1) * layout.get("pp", 1) * layout.get("dp", 1)
+    where, what = calls
+    assert all(r[where][what] for r in ranks) and (where != "expert" or all(r["experts"]["dispatches"] for r in ranks))
+
+
 def test_without_a_driver_cuda_says_so_and_auto_takes_the_cpu(models):
     folder, golden = models["llama3"]
     nothing = {"LD_LIBRARY_PATH": ""}
@@ -74,10 +88,18 @@ def test_without_a_driver_cuda_says_so_and_auto_takes_the_cpu(models):
     assert p.returncode == 1 and ("no NVIDIA driver on this machine" in p.stderr or "there is no GPU 0" in p.stderr), p.stderr
     cpu = score(folder, golden, "--backend", "cpu", env=nothing).stdout
     assert score(folder, golden, env=nothing).stdout == cpu
-    assert "tensor ranks, not over stages" in score(folder, golden, "--backend", "cuda", "--pp", "2").stderr
     assert "--backend \"tpu\": cpu, cuda or auto" in score(folder, golden, "--backend", "tpu").stderr
     assert score(folder, golden, "--kv-dtype", "fp8").returncode == 0  # auto: the CPU has that
     assert "KV as f16" in score(folder, golden, "--kv-dtype", "fp8", "--backend", "cuda").stderr
+
+
+def test_what_gpus_do_not_do_is_refused_with_a_sentence(models):
+    folder, golden = models["mixtral"]
+    for flags, sentence in ((("--pp", "2", "--dp", "2"), "data-parallel attention in a pipeline"),
+                            (("--dp", "2", "--ep", "2", "--redundant-experts", "1"), "no copies of experts (--redundant-experts 0)"),
+                            (("--dp", "2", "--ep", "2", "--two-batch", "on"), "does not overlap two batches (--two-batch auto or off)")):
+        p = score(folder, golden, "--backend", "cuda", *flags)
+        assert p.returncode == 1 and sentence in p.stderr, p.stderr
 
 
 def test_a_build_with_device_code_runs_it(models):
@@ -184,6 +206,33 @@ def test_two_gpus_serve_as_one_and_hand_over(models, fleet, tmp_path, monkeypatc
         group.wait_idle(10)
     finally:
         group.stop()
+
+
+@pytest.mark.parametrize("layout", [{"pipeline": 2}, {"data": 2, "expert": 2}])
+def test_stages_and_data_ranks_serve_and_fail_together(models, tmp_path, monkeypatch, layout):
+    """Prompts that come at once, from a prefill worker of one GPU; then a rank is killed, and all are gone."""
+    monkeypatch.setattr(groupclient, "WORKER", WORKER)
+    monkeypatch.setattr(wc, "WORKER", WORKER)
+    for k, v in GPU.items():
+        monkeypatch.setenv(k, v)
+    model = models["mixtral"][0]
+    one = Worker(str(tmp_path), "prefill", *ARGS, "--backend", "cuda", env=GPU, model=model)
+    group = groupclient.Group(str(tmp_path), "decode", *ARGS, "--backend", "cuda", model=model, **layout)
+    try:
+        kws = [{**kw, "n": 1, "temperature": 0.0} for kw in requests(2)]
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            got = list(pool.map(lambda kw: group.generate(prefill=one.peer, **kw), kws))
+        assert all(g.usage["prefill"] == "remote" and g.usage["kv_bytes"] > 0 for g in got)
+        assert alike(group.generate(**kws[0]), got[0], .5)
+        group.wait_idle(10)
+        group.procs[1].kill()
+        began = time.monotonic()
+        for p in group.procs:
+            p.wait(timeout=10 * wc.PATIENCE)
+        print("gone after %.2f s" % (time.monotonic() - began))
+    finally:
+        group.stop()
+        one.stop()
 
 
 def test_asleep_the_gpu_is_empty_and_awake_the_answer_is_the_same(models, tmp_path, monkeypatch):

@@ -121,15 +121,34 @@ void comm_leave(struct comm *world)
         world_free(world->w);
 }
 
+/* Which ranks are together, whatever the colours are called. */
+static void parts_of(const struct world *w, const uint32_t *colours, uint8_t *parts)
+{
+    for (uint32_t r = 0; r < w->cfg.ranks; r++) {
+        uint8_t first = 0;
+        while (colours[first] != colours[r])
+            first++;
+        parts[r] = first;
+    }
+}
+
 int comm_split(struct comm *world, uint32_t colour, struct comm **out, struct err *e)
 {
     struct world *w = world->w;
     uint32_t colours[COMM_RANKS_MAX];
-    if (w->n_comms == COMM_SPLITS_MAX)
-        return err_set(e, EINVAL, "a group has %u communicators at most", COMM_SPLITS_MAX);
+    uint8_t parts[COMM_RANKS_MAX] = {0};
     int rc = comm_all_gather(world, &colour, sizeof colour, colours, e);
     if (rc)
         return rc;
+    parts_of(w, colours, parts);
+    for (uint32_t i = 1; i < w->n_comms; i++) /* the world is no split */
+        if (memcmp(w->parts[i], parts, w->cfg.ranks) == 0) {
+            *out = w->comms[i];
+            return 0;
+        }
+    if (w->n_comms == COMM_SPLITS_MAX)
+        return err_set(e, EINVAL, "a group has %u communicators at most", COMM_SPLITS_MAX);
+    memcpy(w->parts[w->n_comms], parts, sizeof parts);
     *out = comm_new(w, colour, colours);
     return 0;
 }

@@ -52,8 +52,8 @@ int comm_segment_new(uint32_t ranks_per_host, int *fd, struct err *e) MUST_CHECK
 int comm_join(const struct comm_config *c, struct comm **world, struct err *e) MUST_CHECK;
 /* Ends it and every communicator split from it, in peace: other ranks see no failure. */
 void comm_leave(struct comm *world);
-/* One communicator for each colour, its ranks in the order of the world's. Every rank of the world
- * calls it. Freed by comm_leave. */
+/* One communicator for each colour, its ranks in the order of the world's; ranks that were split
+ * so before get the same one again. Every rank of the world calls it. Freed by comm_leave. */
 int comm_split(struct comm *world, uint32_t colour, struct comm **out, struct err *e) MUST_CHECK;
 uint32_t comm_rank(const struct comm *c);
 uint32_t comm_ranks(const struct comm *c);

@@ -74,6 +74,7 @@ struct world {
     uint32_t host, host0; /* this host, its first rank */
     struct comm *comms[COMM_SPLITS_MAX];
     uint32_t n_comms;
+    uint8_t parts[COMM_SPLITS_MAX][COMM_RANKS_MAX]; /* of a split: a rank's first companion */
     /* what the engine's thread does, for heartbeats */
     _Atomic uint32_t op, seq;
     _Atomic uint64_t since_ns;

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 static struct {
     void *library;
@@ -21,11 +22,12 @@ static struct {
 struct nccl {
     struct nccl *next;
     struct comm *comm;
-    _Atomic(nccl_comm) handle; /* NULL once it was aborted */
-    struct nccl_stats stats;
+    nccl_comm handle; /* NULL once it was aborted */
 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards the list */
+/* Guards the list and the handles: an abort comes between two calls of the library, which don't
+ * wait, never into one. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct nccl *alive;
 
 static void load_library(void)
@@ -47,7 +49,7 @@ static void load_library(void)
 #undef LOAD
 }
 
-static int ready(struct err *e)
+int nccl_ready(struct err *e)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     (void)pthread_once(&once, load_library);
@@ -64,25 +66,56 @@ static int result(struct nccl *n, int r, const char *what, struct err *e)
 static void list(struct nccl *n, bool add)
 {
     struct nccl **p = &alive;
-    pthread_mutex_lock(&lock);
     while (!add && *p != n)
         p = &(*p)->next;
     if (add)
         n->next = alive;
     *p = add ? n : n->next;
-    pthread_mutex_unlock(&lock);
 }
 
 void nccl_abort_all(const struct world *w)
 {
     pthread_mutex_lock(&lock);
     for (struct nccl *n = alive; n; n = n->next) {
-        nccl_comm handle = n->comm->w == w ? atomic_exchange(&n->handle, NULL) : NULL;
-        if (handle)
-            (void)lib.abort(handle);
+        if (n->comm->w != w || !n->handle)
+            continue;
+        (void)lib.abort(n->handle);
+        n->handle = NULL;
     }
     pthread_mutex_unlock(&lock);
 }
+
+/* ---- calls ---- */
+
+/* Begins a call: the handle with the lock held, or NULL without. */
+static nccl_comm enter(struct nccl *n)
+{
+    pthread_mutex_lock(&lock);
+    if (n->handle)
+        return n->handle;
+    pthread_mutex_unlock(&lock);
+    return NULL;
+}
+
+/* Ends it: the library may still be at what it was asked for, meeting its peers for instance. */
+static int leave(struct nccl *n, int r, const char *what, struct err *e)
+{
+    const struct timespec nap = {0, 20000};
+    pthread_mutex_unlock(&lock);
+    while (r == NCCL_IN_PROGRESS && !watch_failed(n->comm->w)) {
+        nccl_comm handle = enter(n);
+        if (!handle)
+            break;
+        int failed = lib.async_error(handle, &r);
+        pthread_mutex_unlock(&lock);
+        r = failed ? failed : r;
+        if (r == NCCL_IN_PROGRESS)
+            nanosleep(&nap, NULL);
+    }
+    return result(n, r, what, e);
+}
+
+/* ---- making one ---- */
 
 /* All ranks or none: one that lacks the library would leave the others waiting. */
 static int agree(struct comm *c, int rc, struct err *e)
@@ -95,26 +128,38 @@ static int agree(struct comm *c, int rc, struct err *e)
     return failed ? failed : rc;
 }
 
+static int join(struct nccl *n, struct nccl_id id, struct err *e)
+{
+    struct nccl_config config = {.size = sizeof config,
+                                 .magic = NCCL_CONFIG_MAGIC,
+                                 .version = NCCL_CONFIG_VERSION,
+                                 .cluster = NCCL_CONFIG_NONE};
+    pthread_mutex_lock(&lock);
+    list(n, true);
+    int r =
+        lib.init_rank(&n->handle, (int)comm_ranks(n->comm), id, (int)comm_rank(n->comm), &config);
+    return leave(n, r, "joining", e);
+}
+
 int nccl_new(struct comm *c, struct nccl **out, struct err *e)
 {
     struct nccl_id id = {{0}};
-    nccl_comm handle = NULL;
-    int rc = ready(e);
+    int rc = nccl_ready(e);
     struct nccl *n = xcalloc(1, sizeof *n);
     n->comm = c;
     if (rc == 0 && comm_rank(c) == 0)
         rc = result(n, lib.get_id(&id), "making an id", e);
     rc = agree(c, rc, e);
     rc = rc ? rc : comm_broadcast(c, 0, &id, sizeof id, e);
-    if (rc == 0)
-        rc = result(n, lib.init_rank(&handle, (int)comm_ranks(c), id, (int)comm_rank(c)), "joining",
-                    e);
     if (rc) {
         free(n);
         return rc;
     }
-    n->handle = handle;
-    list(n, true);
+    rc = join(n, id, e);
+    if (rc) {
+        nccl_free(n);
+        return rc;
+    }
     *out = n;
     return 0;
 }
@@ -123,67 +168,67 @@ void nccl_free(struct nccl *n)
 {
     if (!n)
         return;
+    pthread_mutex_lock(&lock);
     list(n, false);
-    nccl_comm handle = atomic_exchange(&n->handle, NULL);
-    if (handle)
-        (void)lib.destroy(handle);
+    nccl_comm handle = n->handle;
+    pthread_mutex_unlock(&lock);
+    if (handle) /* from a group that failed nobody says goodbye */
+        (void)(watch_failed(n->comm->w) ? lib.abort(handle) : lib.destroy(handle));
     free(n);
 }
+
+/* ---- collectives ---- */
 
 int nccl_all_reduce(struct nccl *n, uint64_t x, size_t floats, void *stream, struct err *e)
 {
     void *p = (void *)(uintptr_t)x;
-    nccl_comm handle = n->handle;
+    nccl_comm handle = enter(n);
     if (!handle)
         return watch_error(n->comm->w, e);
-    n->stats.all_reduces++;
-    n->stats.bytes += floats * sizeof(float);
     n->comm->stats.all_reduces++; /* of the same ranks, though by another way */
     n->comm->stats.bytes += floats * sizeof(float);
-    return result(n, lib.all_reduce(p, p, floats, NCCL_FLOAT32, NCCL_SUM, handle, stream),
-                  "all-reduce", e);
+    int r = lib.all_reduce(p, p, floats, NCCL_FLOAT32, NCCL_SUM, handle, stream);
+    return leave(n, r, "all-reduce", e);
 }
 
 int nccl_all_gather(struct nccl *n, uint64_t mine, size_t bytes, uint64_t all, void *stream,
                     struct err *e)
 {
-    nccl_comm handle = n->handle;
+    nccl_comm handle = enter(n);
     if (!handle)
         return watch_error(n->comm->w, e);
-    n->stats.all_gathers++;
-    n->stats.bytes += bytes;
-    return result(n,
-                  lib.all_gather((const void *)(uintptr_t)mine, (void *)(uintptr_t)all, bytes,
-                                 NCCL_UINT8, handle, stream),
-                  "all-gather", e);
+    n->comm->stats.all_gathers++;
+    n->comm->stats.bytes += bytes;
+    int r = lib.all_gather((const void *)(uintptr_t)mine, (void *)(uintptr_t)all, bytes, NCCL_UINT8,
+                           handle, stream);
+    return leave(n, r, "all-gather", e);
 }
 
-static int flow(struct nccl *n, nccl_comm handle, const struct nccl_flow *f, void *stream)
+/* Within a group nothing begins before its end. */
+static int flow(struct nccl *n, nccl_comm handle, const struct nccl_flow *f, bool all, void *stream)
 {
     void *p = (void *)(uintptr_t)f->data;
-    n->stats.bytes += f->bytes;
-    *(f->out ? &n->stats.sends : &n->stats.recvs) += 1;
+    struct comm_stats *st = &n->comm->stats;
+    st->bytes += f->out ? f->bytes : 0;
+    st->sends += f->out && !all;
+    st->recvs += !f->out && !all;
     return f->out ? lib.send(p, f->bytes, NCCL_UINT8, (int)f->peer, handle, stream)
                   : lib.recv(p, f->bytes, NCCL_UINT8, (int)f->peer, handle, stream);
 }
 
-int nccl_exchange(struct nccl *n, const struct nccl_flow *flows, uint32_t n_flows, void *stream,
-                  struct err *e)
+int nccl_exchange(struct nccl *n, const struct nccl_flow *flows, uint32_t n_flows, bool all,
+                  void *stream, struct err *e)
 {
-    nccl_comm handle = n->handle;
+    nccl_comm handle = enter(n);
     if (!handle)
         return watch_error(n->comm->w, e);
+    n->comm->stats.all_to_alls += all;
     int r = lib.group_start();
-    for (uint32_t i = 0; i < n_flows && r == NCCL_SUCCESS; i++)
+    for (uint32_t i = 0; i < n_flows && (r == NCCL_SUCCESS || r == NCCL_IN_PROGRESS); i++)
         if (flows[i].bytes)
-            r = flow(n, handle, &flows[i], stream);
+            r = flow(n, handle, &flows[i], all, stream);
     int end = lib.group_end();
-    return result(n, r ? r : end, "an exchange", e);
-}
-
-void nccl_stats(const struct nccl *n, struct nccl_stats *out)
-{
-    *out = n->stats;
+    return leave(n, r == NCCL_SUCCESS || r == NCCL_IN_PROGRESS ? end : r, "an exchange", e);
 }
 
 void nccl_waiting(struct nccl *n, bool on)

@@ -7,7 +7,9 @@
  *           ranks put the same calls in the same order. Sums of floats are NCCL's: the same at
  *           every rank, not the order of comm.h.
  * Failure   When the group fails (comm.h), the watching thread aborts the communicator: what waits
- *           on the device ends, and later calls return -EPIPE with the group's reason.
+ *           on the device ends, and later calls return -EPIPE with the group's reason. The
+ *           communicator is a non-blocking one: no call, joining included, waits inside the library
+ *           for a rank that is dead.
  *
  * Threads: the engine's, but for the abort. Addresses are the device's, sizes bytes or floats as
  * named; `stream` is the driver's handle. Errors: -ENOTSUP with a sentence when the library is not
@@ -16,6 +18,9 @@
 #include "worker/comm/comm.h"
 
 struct nccl;
+
+/* Whether this machine has the library: -ENOTSUP with a sentence. */
+int nccl_ready(struct err *e) MUST_CHECK;
 
 /* Every rank of `c` calls it, with its device current. Ends before the communicator does. */
 int nccl_new(struct comm *c, struct nccl **out, struct err *e) MUST_CHECK;
@@ -34,9 +39,10 @@ struct nccl_flow {
     uint64_t data;
     size_t bytes;
 };
-/* Sends and receipts, all at once. all-to-all: a flow out and one in for every other rank. */
-int nccl_exchange(struct nccl *n, const struct nccl_flow *flows, uint32_t n_flows, void *stream,
-                  struct err *e) MUST_CHECK;
+/* Sends and receipts, all at once; several to one peer arrive in their order. `all`: it counts as
+ * one all-to-all, else as what it consists of. */
+int nccl_exchange(struct nccl *n, const struct nccl_flow *flows, uint32_t n_flows, bool all,
+                  void *stream, struct err *e) MUST_CHECK;
 
 /* Around a wait for the device: to the watchdog the rank is in a collective. */
 void nccl_waiting(struct nccl *n, bool on);
@@ -46,7 +52,5 @@ int nccl_failed(struct nccl *n, struct err *e) MUST_CHECK;
 struct world;
 void nccl_abort_all(const struct world *w); /* of the watching thread */
 
-struct nccl_stats {
-    uint64_t all_reduces, all_gathers, sends, recvs, bytes; /* put on streams */
-};
-void nccl_stats(const struct nccl *n, struct nccl_stats *out);
+/* What was put on streams is counted in the communicator's statistics (comm_stats), beside what
+ * went through comm.h. */

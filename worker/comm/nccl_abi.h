@@ -18,12 +18,25 @@ struct nccl_id {
     char bytes[NCCL_ID_BYTES];
 };
 
+/* The beginning of ncclConfig_t that NCCL 2.14 had; libraries take the rest of a smaller one, or of
+ * an older version, as not given. */
+#define NCCL_CONFIG_MAGIC   0xcafebeefu
+#define NCCL_CONFIG_VERSION 21400u
+#define NCCL_CONFIG_NONE    INT32_MIN
+struct nccl_config {
+    size_t size;
+    unsigned magic, version;
+    int blocking; /* 0: calls return at once, perhaps with NCCL_IN_PROGRESS */
+    int cluster;  /* NCCL_CONFIG_NONE */
+};
+
 /* name, the function in libnccl.so.2, arguments; all return a result, 0: success. Streams are the
  * driver's. */
 #define NCCL_FUNCTIONS(F)                                                                          \
     F(get_version, ncclGetVersion, (int *))                                                        \
     F(get_id, ncclGetUniqueId, (struct nccl_id *))                                                 \
-    F(init_rank, ncclCommInitRank, (nccl_comm *, int, struct nccl_id, int))                        \
+    F(init_rank, ncclCommInitRankConfig,                                                           \
+      (nccl_comm *, int, struct nccl_id, int, struct nccl_config *))                               \
     F(destroy, ncclCommDestroy, (nccl_comm))                                                       \
     F(abort, ncclCommAbort, (nccl_comm))                                                           \
     F(async_error, ncclCommGetAsyncError, (nccl_comm, int *))                                      \

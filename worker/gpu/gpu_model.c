@@ -1,5 +1,6 @@
-#include "worker/comm/nccl.h"
+#include "worker/gpu/ep.h"
 #include "worker/gpu/gpu_model_int.h"
+#include "worker/model/cut.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -27,19 +28,29 @@ static int check_shapes(const struct model_config *c, struct err *e)
     return 0;
 }
 
+static int check_ranks(const char *what, uint32_t n, const struct comm *c, struct err *e)
+{
+    uint32_t have = c ? comm_ranks(c) : 1, want = n ? n : 1;
+    return have == want
+               ? 0
+               : err_set(e, EINVAL, "a part of %u ranks (%s) in a group of %u", want, what, have);
+}
+
 static int check(const struct model *m, const struct gpu_model_options *o, struct err *e)
 {
     const struct model_config *c = model_config(m);
     const struct model_shard *s = model_shard_of(m);
-    uint32_t ranks = o->tensor ? comm_ranks(o->tensor) : 1;
     int rc = check_shapes(c, e);
+    rc = rc ? rc : check_ranks("tensor", s->tensor, o->group.tensor, e);
+    rc = rc ? rc : check_ranks("stages", s->pipeline, o->group.pipeline, e);
     if (rc < 0)
         return rc;
-    if (model_part(m)->layer1 - model_part(m)->layer0 != c->n_layers ||
-        (s->tensor ? s->tensor : 1) != ranks)
+    if (o->group.redundant)
         return err_set(e, ENOTSUP,
-                       "the GPU backend splits models over tensor ranks, not over stages or data "
-                       "ranks");
+                       "the GPU backend keeps no copies of experts (--redundant-experts 0)");
+    if (o->group.halves)
+        return err_set(e, ENOTSUP,
+                       "the GPU backend does not compute steps in two halves (--two-batch off)");
     if (o->max_rows < 1 || o->max_rows > 65535 || o->max_sequences < 1 || o->max_sequences > 1024 ||
         o->max_sequences > o->max_rows || o->pool_blocks > (1u << 24) ||
         o->max_outputs > o->max_rows)
@@ -53,6 +64,12 @@ static uint32_t larger(uint32_t a, uint32_t b)
     return a > b ? a : b;
 }
 
+/* Has the logits of this rank's batch. */
+static bool leads(const struct gpu_model *gm)
+{
+    return gm->part.first && !gm->shard.tensor_rank;
+}
+
 static int alloc_work(struct gpu_model *gm, struct err *e)
 {
     const struct model_config *c = &gm->c;
@@ -61,7 +78,8 @@ static int alloc_work(struct gpu_model *gm, struct err *e)
     uint64_t outputs = gm->o.max_outputs, heads = gm->heads, q = heads * c->head_dim;
     uint64_t all = q + 2ull * gm->kv_heads * c->head_dim, ff = larger(gm->d_ff, gm->d_shared);
     uint64_t parts = s * heads * 32, q_dim = c->mla.nope + c->rope_dims;
-    bool mla = c->mla.rank != 0, lead = gm->nccl && !gm->shard.tensor_rank;
+    bool mla = c->mla.rank != 0, lead = gm->tensor && leads(gm);
+    uint64_t finals = gm->pipeline && (gm->part.first || gpu_is_last(gm)) ? outputs : 0;
     if (mla)
         all = heads * q_dim;
     if (c->moe.experts)
@@ -93,6 +111,8 @@ static int alloc_work(struct gpu_model *gm, struct err *e)
         {&w->values, n * heads * c->mla.v * 2},
         {&w->logits, outputs * gm->vocab * 4},
         {&w->gathered, lead ? outputs * c->vocab * 4 : 0},
+        {&w->finals, finals * c->d_model * 4},
+        {&w->runs, finals * sizeof(struct run)},
         {&w->scores, n * c->moe.experts * 4},
         {&w->ids, choices * 4},
         {&w->weights, choices * 4},
@@ -130,14 +150,16 @@ static void alloc_host(struct gpu_model *gm)
     gm->out_of = xcalloc(n, 4);
     gm->tables = xcalloc((size_t)s * gm->table_ld, 4);
     gm->tiles = xcalloc(n + s, sizeof *gm->tiles);
-    gm->logits = xcalloc((size_t)(gm->nccl ? larger(gm->o.max_outputs, s) : s) * gm->c.vocab, 4);
+    gm->logits = xcalloc((size_t)(gm->tensor ? larger(gm->o.max_outputs, s) : s) * gm->c.vocab, 4);
     gm->written = xcalloc(gm->c.n_layers, sizeof(struct gpu_event *));
+    gm->runs = xcalloc(gm->o.max_outputs, sizeof *gm->runs);
+    gm->segments = xcalloc(s, sizeof *gm->segments);
 }
 
 static int events(struct gpu_model *gm, struct err *e)
 {
     int rc = gm->g->ops->event_new(gm->g, &gm->received, e);
-    for (uint32_t i = 0; i < gm->c.n_layers && rc == 0; i++)
+    for (uint32_t i = 0; i < gpu_layers(gm) && rc == 0; i++)
         rc = gm->g->ops->event_new(gm->g, &gm->written[i], e);
     return rc;
 }
@@ -154,7 +176,7 @@ static void take_part(struct gpu_model *gm, const struct model *m)
     gm->d_shared = p->shared1 - p->shared0;
     gm->d_expert = p->expert_ff1 - p->expert_ff0;
     gm->experts = p->expert1 - p->expert0;
-    gm->vocab = p->vocab1 - p->vocab0;
+    gm->vocab = p->first ? p->vocab1 - p->vocab0 : 0;
 }
 
 static void take_options(struct gpu_model *gm, const struct gpu_model_options *o)
@@ -181,8 +203,10 @@ int gpu_model_new(struct gpu *g, const struct model *m, const struct gpu_model_o
     take_part(gm, m);
     rc = model_kv_part(&gm->kv, &gm->c, &gm->part, MODEL_KV_F16,
                        o->block_tokens ? o->block_tokens : MODEL_BLOCK_TOKENS, e);
-    if (rc == 0 && o->tensor && comm_ranks(o->tensor) > 1)
-        rc = nccl_new(o->tensor, &gm->nccl, e);
+    const struct model_group *by = &o->group;
+    rc = rc ? rc : gpu_link_new(g, by->tensor, o->host_links, &gm->tensor, e);
+    rc = rc ? rc : gpu_link_new(g, by->pipeline, o->host_links, &gm->pipeline, e);
+    rc = rc ? rc : gpu_link_new(g, by->expert, o->host_links, &gm->expert, e);
     if (rc == 0) {
         take_options(gm, o);
         alloc_host(gm);
@@ -192,6 +216,8 @@ int gpu_model_new(struct gpu *g, const struct model *m, const struct gpu_model_o
         rc = gpu_weights_load(gm, m, e);
     if (rc == 0)
         rc = alloc_work(gm, e);
+    if (rc == 0)
+        rc = gpu_ep_new(gm, &gm->ep, e);
     if (rc == 0 && o->pool_blocks)
         rc = gpu_model_pool(gm, o->pool_blocks, e);
     if (rc < 0) {
@@ -253,7 +279,13 @@ void gpu_model_free(struct gpu_model *gm)
     const gpu_ptr *work = (const gpu_ptr *)&gm->w;
     for (size_t i = 0; i < sizeof gm->w / sizeof *work; i++)
         release(gm, work[i]);
-    nccl_free(gm->nccl);
+    gpu_ep_release(gm);
+    gpu_ep_free(gm->ep);
+    gpu_link_free(gm->tensor);
+    gpu_link_free(gm->pipeline);
+    gpu_link_free(gm->expert);
+    free(gm->runs);
+    free(gm->segments);
     free(gm->layers);
     free(gm->written);
     free(gm->tokens);
@@ -274,12 +306,13 @@ const struct model_kv *gpu_model_kv(const struct gpu_model *gm)
 
 struct gpu_model_stats gpu_model_stats(const struct gpu_model *gm)
 {
-    struct gpu_model_stats s = gm->stats;
-    struct nccl_stats n = {0};
-    if (gm->nccl)
-        nccl_stats(gm->nccl, &n);
-    s.all_reduces = n.all_reduces;
-    return s;
+    return gm->stats;
+}
+
+void gpu_model_data_rows(struct gpu_model *gm, const uint32_t *rows)
+{
+    if (gm->ep)
+        gpu_ep_data_rows(gm->ep, rows);
 }
 
 /* ---- a batch ---- */
@@ -371,8 +404,19 @@ static struct gpu_plan plan(struct gpu_model *gm, const struct model_batch *b)
     return p;
 }
 
+/* From a micro-batch's rows to where the last stage keeps those that give logits. */
+static void lay_runs(struct gpu_model *gm, const struct gpu_plan *p)
+{
+    uint64_t row = gm->c.d_model * 4ull;
+    for (uint32_t i = 0; i < p->outputs; i++)
+        gm->runs[i] = (struct run){gm->take[i] * row, (p->out_at + i) * row, row};
+}
+
 static int tell(struct gpu_model *gm, const struct gpu_plan *p, struct err *e)
 {
+    bool keeps = gm->pipeline && gpu_is_last(gm);
+    if (keeps)
+        lay_runs(gm, p);
     const struct {
         gpu_ptr to;
         const void *from;
@@ -384,6 +428,7 @@ static int tell(struct gpu_model *gm, const struct gpu_plan *p, struct err *e)
         {gm->w.tables, gm->tables, (uint64_t)p->sequences * gm->table_ld * 4},
         {gm->w.tiles, gm->tiles, p->tiles * sizeof *gm->tiles},
         {gm->w.take, gm->take, p->outputs * 4ull},
+        {gm->w.runs, gm->runs, keeps ? p->outputs * sizeof *gm->runs : 0},
     };
     int rc = 0;
     for (size_t i = 0; i < sizeof all / sizeof *all && rc == 0; i++)
@@ -401,31 +446,42 @@ static int tell(struct gpu_model *gm, const struct gpu_plan *p, struct err *e)
 /* Calls layer_done as layers come, in order, while later ones compute. */
 static int announce(struct gpu_model *gm, const struct model_batch *b, struct err *e)
 {
-    for (uint32_t l = 0; b->layer_done && l < gm->c.n_layers; l++) {
+    for (uint32_t l = 0; b->layer_done && l < gpu_layers(gm); l++) {
         int done = 0;
         while (done == 0)
             done = gm->g->ops->event_done(gm->g, gm->written[l], e);
         if (done < 0)
             return done;
-        b->layer_done(b->ctx, l);
+        b->layer_done(b->ctx, gm->part.layer0 + l);
     }
     return 0;
 }
 
-static bool leads(const struct gpu_model *gm)
+/* Layers that were not announced: when logits are there, every stage has written its own. */
+static void announce_rest(const struct gpu_model *gm, const struct model_batch *b, uint32_t from)
 {
-    return !gm->nccl || !gm->shard.tensor_rank;
+    for (uint32_t l = from; b->layer_done && l < gm->c.n_layers; l++)
+        b->layer_done(b->ctx, l);
 }
 
-/* Until the device is done; with other ranks the watchdog sees it as a collective. */
-static int await(struct gpu_model *gm, struct err *e)
+static struct nccl *any_nccl(const struct gpu_model *gm)
 {
-    if (gm->nccl)
-        nccl_waiting(gm->nccl, true);
+    const struct gpu_link *links[] = {gm->tensor, gm->pipeline, gm->expert};
+    struct nccl *n = NULL;
+    for (size_t i = 0; i < sizeof links / sizeof *links && !n; i++)
+        n = gpu_link_nccl(links[i]);
+    return n;
+}
+
+int gpu_await(struct gpu_model *gm, struct err *e)
+{
+    struct nccl *n = any_nccl(gm);
+    if (n)
+        nccl_waiting(n, true);
     int rc = gm->g->ops->sync(gm->g, GPU_COMPUTE, e);
-    if (gm->nccl) {
-        nccl_waiting(gm->nccl, false);
-        int failed = nccl_failed(gm->nccl, e);
+    if (n) {
+        nccl_waiting(n, false);
+        int failed = nccl_failed(n, e);
         rc = failed ? failed : rc;
     }
     return rc;
@@ -452,38 +508,75 @@ static void join_parts(const struct gpu_model *gm, uint32_t rows, uint32_t outpu
 static int take_logits(struct gpu_model *gm, uint32_t rows, uint32_t outputs, float *out,
                        struct err *e)
 {
-    bool direct = !gm->nccl && rows == outputs;
-    gpu_ptr from = gm->nccl ? gm->w.gathered : gm->w.logits;
-    uint64_t bytes = (uint64_t)(gm->nccl ? rows : outputs) * gm->c.vocab * 4;
+    bool direct = !gm->tensor && rows == outputs;
+    gpu_ptr from = gm->tensor ? gm->w.gathered : gm->w.logits;
+    uint64_t bytes = (uint64_t)(gm->tensor ? rows : outputs) * gm->c.vocab * 4;
     int rc = 0;
     if (outputs && leads(gm))
         rc = gm->g->ops->to_host(gm->g, GPU_COMPUTE, direct ? out : gm->logits, from, bytes, e);
     if (rc == 0)
-        rc = await(gm, e);
+        rc = gpu_await(gm, e);
     if (rc < 0 || !outputs || !leads(gm) || direct)
         return rc;
-    if (gm->nccl)
+    if (gm->tensor)
         join_parts(gm, rows, outputs, out);
     else
         memcpy(out, gm->logits, bytes);
     return 0;
 }
 
-static int run_eager(struct gpu_model *gm, const struct model_batch *b, const struct gpu_plan *p,
+static int put_part(struct gpu_model *gm, struct gpu_plan *p, struct err *e)
+{
+    p->record = true;
+    gm->stats.micro_batches++;
+    int rc = tell(gm, p, e);
+    if (rc == 0 && gm->ep)
+        rc = gpu_ep_begin(gm, e);
+    return rc == 0 ? gpu_step(gm, p, e) : rc;
+}
+
+/* All of it, in a pipeline in micro-batches: they follow each other through the stages' streams. */
+static int put_batch(struct gpu_model *gm, const struct model_batch *b, uint32_t *outputs,
                      struct err *e)
 {
-    int rc = tell(gm, p, e);
-    if (rc == 0)
-        rc = gpu_step(gm, p, e);
+    uint32_t stages = gpu_link_ranks(gm->pipeline), rows = batch_part_rows(batch_rows(b), stages);
+    struct batch_cut at = {0};
+    struct model_batch part;
+    struct gpu_plan p;
+    int rc = 0;
+    *outputs = 0;
+    if (stages == 1) {
+        p = plan(gm, b);
+        *outputs = p.outputs;
+        rc = put_part(gm, &p, e);
+    }
+    while (stages > 1 && rc == 0 && batch_next(b, rows, &at, gm->segments, &part)) {
+        p = plan(gm, &part);
+        p.out_at = *outputs;
+        *outputs += p.outputs;
+        rc = put_part(gm, &p, e);
+    }
+    return rc == 0 ? gpu_step_end(gm, *outputs, e) : rc;
+}
+
+static int run_eager(struct gpu_model *gm, const struct model_batch *b, struct err *e)
+{
+    uint32_t outputs;
+    int rc = put_batch(gm, b, &outputs, e);
     if (rc == 0)
         rc = announce(gm, b, e);
-    return rc == 0 ? take_logits(gm, p->outputs, p->outputs, b->logits, e) : rc;
+    if (rc == 0)
+        rc = take_logits(gm, outputs, outputs, b->logits, e);
+    if (rc == 0)
+        announce_rest(gm, b, gm->part.layer1);
+    return rc;
 }
 
 /* The graph size for a batch of single tokens that each give logits; GRAPH_SIZES: none. */
 static uint32_t graph_of(const struct gpu_model *gm, const struct gpu_plan *p)
 {
-    if (gm->o.no_graphs || p->tiles || p->outputs != p->rows || !p->rows)
+    if (gm->o.no_graphs || gm->o.host_links || gm->ep || p->tiles || p->outputs != p->rows ||
+        !p->rows)
         return GRAPH_SIZES;
     uint32_t i = 0;
     while (i < GRAPH_SIZES && (1u << i) < p->rows)
@@ -507,13 +600,19 @@ static void pad(struct gpu_model *gm, struct gpu_plan *p, uint32_t rows)
     p->max_tokens = gm->context_tokens; /* a graph serves every length */
 }
 
+static int put_whole(struct gpu_model *gm, const struct gpu_plan *p, struct err *e)
+{
+    int rc = gpu_step(gm, p, e);
+    return rc == 0 ? gpu_step_end(gm, p->outputs, e) : rc;
+}
+
 static int capture(struct gpu_model *gm, const struct gpu_plan *p, uint32_t size, struct err *e)
 {
     struct gpu_graph *graph = NULL;
     int rc = gm->g->ops->capture_begin(gm->g, e);
     if (rc < 0)
         return rc;
-    rc = gpu_step(gm, p, e);
+    rc = put_whole(gm, p, e);
     int end = gm->g->ops->capture_end(gm->g, &graph, rc < 0 ? NULL : e);
     if (rc < 0 || end < 0) {
         if (end == 0)
@@ -532,7 +631,7 @@ static int run_graph(struct gpu_model *gm, const struct model_batch *b, struct g
     pad(gm, p, 1u << size);
     int rc = tell(gm, p, e);
     if (rc == 0 && !gm->warm[size]) { /* the first time also finds the products' algorithms */
-        rc = gpu_step(gm, p, e);
+        rc = put_whole(gm, p, e);
         gm->warm[size] = true;
     } else if (rc == 0) {
         if (!gm->graphs[size])
@@ -543,22 +642,23 @@ static int run_graph(struct gpu_model *gm, const struct model_batch *b, struct g
     }
     if (rc == 0)
         rc = take_logits(gm, p->outputs, outputs, b->logits, e);
-    if (rc < 0)
-        return rc;
-    for (uint32_t l = 0; b->layer_done && l < gm->c.n_layers; l++)
-        b->layer_done(b->ctx, l);
-    return 0;
+    if (rc == 0)
+        announce_rest(gm, b, 0);
+    return rc;
 }
 
 int gpu_model_forward(struct gpu_model *gm, const struct model_batch *b, struct err *e)
 {
     int rc = check_batch(gm, b, e);
-    if (rc < 0 || !b->n_segments)
+    if (rc < 0 || (!b->n_segments && !gm->ep))
         return rc;
     struct gpu_plan p = plan(gm, b);
     uint32_t size = graph_of(gm, &p);
-    p.record = size == GRAPH_SIZES;
-    return size < GRAPH_SIZES ? run_graph(gm, b, &p, size, e) : run_eager(gm, b, &p, e);
+    gm->stats.steps++;
+    if (size == GRAPH_SIZES)
+        return run_eager(gm, b, e);
+    gm->stats.micro_batches++;
+    return run_graph(gm, b, &p, size, e);
 }
 
 /* ---- pieces of the cache ---- */
@@ -566,7 +666,7 @@ int gpu_model_forward(struct gpu_model *gm, const struct model_batch *b, struct 
 static int piece_at(const struct gpu_model *gm, uint32_t block, uint32_t layer, gpu_ptr *out,
                     struct err *e)
 {
-    if (block >= gm->o.pool_blocks || layer >= gm->c.n_layers)
+    if (block >= gm->o.pool_blocks || layer >= gpu_layers(gm))
         return err_set(e, EINVAL, "KV block %u, layer %u: there is no such piece", block, layer);
     *out = gm->pool + model_kv_piece_offset(&gm->kv, block, layer);
     return 0;
@@ -611,12 +711,12 @@ int gpu_model_fetch(struct gpu_model *gm, const uint32_t *blocks, uint32_t n, ui
                     uint32_t to, uint8_t *pool, struct err *e)
 {
     gpu_ptr at = 0;
-    if (from >= to || to > gm->c.n_layers)
-        return err_set(e, EINVAL, "KV layers %u to %u of %u", from, to, gm->c.n_layers);
+    if (from >= to || to > gpu_layers(gm))
+        return err_set(e, EINVAL, "KV layers %u to %u of %u", from, to, gpu_layers(gm));
     /* The last layer's event, and whatever graphs and copies of blocks have put there since. */
     int rc = gm->g->ops->event_wait(gm->g, gm->written[to - 1], GPU_COPY, e);
     if (rc == 0 && to - from > 1)
-        rc = await(gm, e);
+        rc = gpu_await(gm, e);
     for (uint32_t i = 0; i < n && rc == 0; i++) {
         rc = piece_at(gm, blocks[i], from, &at, e);
         if (rc == 0)

@@ -3,9 +3,11 @@
  * the KV cache f16 in the layout of model.h, so that blocks move between a GPU and a CPU worker as
  * they are.
  *
- * A model may be a tensor rank's part (worker/model/shard.h): its sums over the ranks, two a layer
- * and one for the embedding, and the parts of the logits go over NCCL on the compute stream; every
- * rank makes the same calls.
+ * A model may be a rank's part (worker/model/shard.h). What goes between the ranks' GPUs goes over
+ * NCCL on the compute stream (link.h); every rank makes the same calls. Tensor ranks: sums, two a
+ * layer and one for the embedding, and the parts of the logits. Stages: rows on, micro-batch by
+ * micro-batch (worker/model/cut.h), and those that give logits back. Data ranks: rows to their
+ * experts and back (ep.h).
  *
  * Results are near the CPU's, not equal to them (DESIGN.md §4.4: GPUs are bounded, not equal); on
  * one device a row's result does not depend on the other rows, except for the split of long decode
@@ -14,20 +16,22 @@
  *
  * One thread owns a gpu_model, that of its gpu. Errors as in gpu.h; -EINVAL for a batch that is out
  * of range (then nothing was computed), -ENOTSUP for a model that these kernels do not have (heads
- * of other sizes) or a part of layers, -EPIPE when the ranks' group has failed. Only batches of
- * single tokens are captured as graphs, one for each of a few sizes, from the second time on. */
+ * of other sizes), -EPIPE when the ranks' group has failed. Only batches of single tokens are
+ * captured as graphs, one for each of a few sizes, from the second time on; none where rows travel
+ * to experts, whose messages change size. */
 #pragma once
 #include "kernels/cuda/gpu.h"
 #include "worker/model/model.h"
 
 struct gpu_model_options {
-    uint32_t max_rows;      /* tokens of a batch, 1..65536 */
-    uint32_t max_sequences; /* segments of a batch, 1..1024 */
-    uint32_t pool_blocks;   /* KV blocks on the device; 0: gpu_model_pool follows */
-    uint32_t max_context;   /* tokens of a sequence; 0: the model's */
-    uint32_t block_tokens;  /* 0: MODEL_BLOCK_TOKENS */
-    uint32_t max_outputs;   /* rows that give logits, 0: max_rows */
-    struct comm *tensor;    /* the ranks of a part; NULL: the whole model */
+    uint32_t max_rows;        /* tokens of a batch, 1..65536 */
+    uint32_t max_sequences;   /* segments of a batch, 1..1024 */
+    uint32_t pool_blocks;     /* KV blocks on the device; 0: gpu_model_pool follows */
+    uint32_t max_context;     /* tokens of a sequence; 0: the model's */
+    uint32_t block_tokens;    /* 0: MODEL_BLOCK_TOKENS */
+    uint32_t max_outputs;     /* rows that give logits, 0: max_rows */
+    struct model_group group; /* the ranks of a part; no copies of experts, no halves */
+    bool host_links;          /* not over NCCL; the same at every rank */
     bool no_graphs;
 };
 
@@ -40,8 +44,10 @@ void gpu_model_free(struct gpu_model *gm);
 int gpu_model_pool(struct gpu_model *gm, uint32_t blocks, struct err *e) MUST_CHECK;
 const struct model_kv *gpu_model_kv(const struct gpu_model *gm);
 
+/* As model_work_data_rows, likewise before each batch. */
+void gpu_model_data_rows(struct gpu_model *gm, const uint32_t *rows);
 /* As model_forward: `b->logits` is host memory. layer_done is called when the device has written
- * the layer's KV, while it computes on. */
+ * the layer's KV, while it computes on; of other stages' layers at the end. */
 int gpu_model_forward(struct gpu_model *gm, const struct model_batch *b, struct err *e) MUST_CHECK;
 
 /* A (block, layer) piece of the cache, piece_bytes of it. Reading may be done in layer_done: it
@@ -66,6 +72,8 @@ int gpu_model_store(struct gpu_model *gm, const uint32_t *blocks, uint32_t n, co
 struct gpu_model_stats {
     uint64_t weight_bytes, kv_bytes, work_bytes; /* on the device */
     uint64_t graph_runs, graphs;
-    uint64_t all_reduces; /* put on the stream */
+    uint64_t steps, micro_batches;
+    /* As in model_work_stats; slots and load of the throughput way only, where they are known. */
+    uint64_t dispatches, dispatches_latency, expert_slots, expert_max, expert_ranks;
 };
 struct gpu_model_stats gpu_model_stats(const struct gpu_model *gm);

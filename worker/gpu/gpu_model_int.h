@@ -2,6 +2,7 @@
 #pragma once
 #include "kernels/cuda/launch.h"
 #include "worker/gpu/gpu_model.h"
+#include "worker/gpu/link.h"
 #include "worker/model/image.h"
 
 #define GRAPH_SIZES 6u /* 1, 2, 4, 8, 16, 32 sequences */
@@ -26,7 +27,8 @@ struct gpu_work {
     gpu_ptr h, x, qkv, q, att, out, wide, act;                 /* rows */
     gpu_ptr q_a, kv_a, q_nope, values;                         /* latent attention */
     gpu_ptr part, part_ml, logits;
-    gpu_ptr gathered; /* the ranks' parts of the logits, at rank 0 */
+    gpu_ptr gathered;     /* the ranks' parts of the logits, at rank 0 */
+    gpu_ptr finals, runs; /* of a pipeline: rows that give logits, and how they come together */
     gpu_ptr scores, ids, weights, counts, place, row_of, expert_of; /* experts */
     gpu_ptr places_wide, places_act, places_out;
 };
@@ -34,7 +36,8 @@ struct gpu_work {
 struct gpu_plan {               /* a batch in the order the device computes it */
     uint32_t rows, decode_rows; /* single tokens first */
     uint32_t tiles, outputs, sequences, max_tokens;
-    bool record; /* an event a layer, when its KV is written */
+    uint32_t out_at; /* outputs of micro-batches before */
+    bool record;     /* an event a layer, when its KV is written */
 };
 
 struct gpu_model {
@@ -43,7 +46,8 @@ struct gpu_model {
     struct model_shard shard;
     struct model_part part;
     uint32_t heads, kv_heads, d_ff, d_shared, d_expert, experts, vocab; /* of the part */
-    struct nccl *nccl;                                                  /* NULL: one rank */
+    struct gpu_link *tensor, *pipeline, *expert;                        /* NULL: one rank */
+    struct gpu_ep *ep;                                                  /* NULL: all experts here */
     struct model_kv kv;
     struct gpu_model_options o;
     struct gpu_matrix embed, head;
@@ -59,6 +63,8 @@ struct gpu_model {
     uint32_t *tokens, *positions, *sequences, *tables, *take,
         *out_of; /* out_of: row of an output */
     struct attn_tile *tiles;
+    struct run *runs;
+    struct model_segment *segments; /* of a micro-batch */
     float *logits; /* of a graph, which are padded; of the ranks, one after another */
     struct gpu_model_stats stats;
 };
@@ -68,5 +74,42 @@ int gpu_weights_load(struct gpu_model *gm, const struct model *m, struct err *e)
 int gpu_alloc(struct gpu_model *gm, uint64_t bytes, bool kept, gpu_ptr *out,
               struct err *e) MUST_CHECK;
 
-/* gpu_step.c: puts a step's kernels on the compute stream. */
+static inline uint32_t gpu_layers(const struct gpu_model *gm) /* here */
+{
+    return gm->part.layer1 - gm->part.layer0;
+}
+static inline bool gpu_is_last(const struct gpu_model *gm)
+{
+    return gpu_link_rank(gm->pipeline) + 1 == gpu_link_ranks(gm->pipeline);
+}
+/* gpu_model.c: until the device is done; to the watchdog that is a collective. */
+int gpu_await(struct gpu_model *gm, struct err *e) MUST_CHECK;
+
+/* gpu_step.c: puts kernels on the compute stream. A micro-batch through this stage's layers; then,
+ * once a batch, what gives its `outputs` rows of logits. */
 int gpu_step(struct gpu_model *gm, const struct gpu_plan *p, struct err *e) MUST_CHECK;
+int gpu_step_end(struct gpu_model *gm, uint32_t outputs, struct err *e) MUST_CHECK;
+/* y [rows, w->rows] f32 = x w^T */
+int gpu_product(struct gpu_model *gm, gpu_ptr x, const struct gpu_matrix *w, gpu_ptr y,
+                uint32_t rows, struct err *e) MUST_CHECK;
+/* act [rows, n] bf16 of `wide` [rows, 2 n] */
+int gpu_gate(struct gpu_model *gm, gpu_ptr wide, gpu_ptr act, uint32_t rows, uint32_t n,
+             struct err *e) MUST_CHECK;
+/* The dense part, or the shared experts, up to their last product. */
+int gpu_dense(struct gpu_model *gm, const struct gpu_layer *l, uint32_t rows,
+              struct err *e) MUST_CHECK;
+/* The tensor ranks' parts of y, n floats, are added up. */
+int gpu_sum(struct gpu_model *gm, gpu_ptr y, uint64_t n, struct err *e) MUST_CHECK;
+
+/* gpu_moe.c: a layer with experts, from w.x to w.out. */
+int gpu_experts(struct gpu_model *gm, const struct gpu_layer *l, uint32_t rows,
+                struct err *e) MUST_CHECK;
+/* w.ids and w.weights of w.x. */
+int gpu_choose(struct gpu_model *gm, const struct gpu_layer *l, uint32_t rows,
+               struct err *e) MUST_CHECK;
+/* The shared experts, or nothing, in w.out. */
+int gpu_shared(struct gpu_model *gm, const struct gpu_layer *l, uint32_t rows,
+               struct err *e) MUST_CHECK;
+/* y = what the experts here give for rows x with those choices, + shared (0: none). */
+int gpu_routed(struct gpu_model *gm, const struct gpu_layer *l, gpu_ptr x, gpu_ptr ids,
+               gpu_ptr weights, gpu_ptr shared, gpu_ptr y, uint32_t rows, struct err *e) MUST_CHECK;

@@ -1,12 +1,11 @@
 /* One step's kernels, in order, on the compute stream. Its arguments are the same whatever the
  * batch holds (that lies in device memory), so a step of a given shape can be captured. */
-#include "worker/comm/nccl.h"
 #include "worker/gpu/gpu_model_int.h"
 
 #include <errno.h>
 
-static int product(struct gpu_model *gm, gpu_ptr x, const struct gpu_matrix *w, gpu_ptr y,
-                   uint32_t rows, struct err *e)
+int gpu_product(struct gpu_model *gm, gpu_ptr x, const struct gpu_matrix *w, gpu_ptr y,
+                uint32_t rows, struct err *e)
 {
     struct gemm_args a = {.a = GPU_AS(const uint16_t, x),
                           .b = GPU_AS(const uint16_t, w->at),
@@ -17,11 +16,9 @@ static int product(struct gpu_model *gm, gpu_ptr x, const struct gpu_matrix *w, 
     return gpu_gemm(gm->g, &a, e);
 }
 
-/* The ranks' parts of y, n floats, are added up. */
-static int sum(struct gpu_model *gm, gpu_ptr y, uint64_t n, struct err *e)
+int gpu_sum(struct gpu_model *gm, gpu_ptr y, uint64_t n, struct err *e)
 {
-    return gm->nccl ? nccl_all_reduce(gm->nccl, y, n, gm->g->ops->stream(gm->g, GPU_COMPUTE), e)
-                    : 0;
+    return gm->tensor && n ? gpu_link_sum(gm->tensor, y, n, e) : 0;
 }
 
 /* A product whose columns are cut: of this rank's columns, which may be none, then the sum. */
@@ -29,9 +26,9 @@ static int product_sum(struct gpu_model *gm, gpu_ptr x, const struct gpu_matrix 
                        struct err *e)
 {
     uint64_t n = (uint64_t)rows * gm->c.d_model;
-    int rc = w->at ? product(gm, x, w, gm->w.out, rows, e)
+    int rc = w->at ? gpu_product(gm, x, w, gm->w.out, rows, e)
                    : gm->g->ops->zero(gm->g, GPU_COMPUTE, gm->w.out, n * 4, e);
-    return rc == 0 ? sum(gm, gm->w.out, n, e) : rc;
+    return rc == 0 ? gpu_sum(gm, gm->w.out, n, e) : rc;
 }
 
 /* h += [post-norm of] y; x = norm of h, ready for the next product. y and w may be 0. */
@@ -55,7 +52,7 @@ static struct kv_view view(const struct gpu_model *gm, uint32_t layer)
                             .table_ld = gm->table_ld,
                             .block_tokens = gm->kv.block_tokens,
                             .block_bytes = gm->kv.block_bytes,
-                            .layer_at = (uint64_t)layer * gm->kv.piece_bytes,
+                            .layer_at = (uint64_t)(layer - gm->part.layer0) * gm->kv.piece_bytes,
                             .half_bytes = gm->kv.half_bytes,
                             .head_bytes = gm->kv.head_bytes};
 }
@@ -126,11 +123,11 @@ static int attention(struct gpu_model *gm, const struct gpu_plan *p, uint32_t la
 static int latent_project(struct gpu_model *gm, const struct gpu_layer *l, uint32_t rows,
                           struct err *e)
 {
-    int rc = product(gm, gm->w.x, &l->kv_a, gm->w.kv_a, rows, e);
+    int rc = gpu_product(gm, gm->w.x, &l->kv_a, gm->w.kv_a, rows, e);
     if (rc == 0 && !l->q_a.at)
-        return product(gm, gm->w.x, &l->q_b, gm->w.qkv, rows, e);
+        return gpu_product(gm, gm->w.x, &l->q_b, gm->w.qkv, rows, e);
     if (rc == 0)
-        rc = product(gm, gm->w.x, &l->q_a, gm->w.q_a, rows, e);
+        rc = gpu_product(gm, gm->w.x, &l->q_a, gm->w.q_a, rows, e);
     struct add_norm_args a = {.h = GPU_AS(float, gm->w.q_a),
                               .w = GPU_AS(const float, l->q_a_norm),
                               .x = GPU_AS(uint16_t, gm->w.x),
@@ -138,7 +135,7 @@ static int latent_project(struct gpu_model *gm, const struct gpu_layer *l, uint3
                               .eps = gm->c.norm_eps};
     if (rc == 0)
         rc = gpu_add_norm(gm->g, &a, rows, e);
-    return rc == 0 ? product(gm, gm->w.x, &l->q_b, gm->w.qkv, rows, e) : rc;
+    return rc == 0 ? gpu_product(gm, gm->w.x, &l->q_b, gm->w.qkv, rows, e) : rc;
 }
 
 static int latent_prepare(struct gpu_model *gm, const struct gpu_plan *p, uint32_t layer,
@@ -225,8 +222,8 @@ static int latent_values(struct gpu_model *gm, const struct gpu_layer *l, uint32
 
 /* ---- feed-forward ---- */
 
-static int gate(struct gpu_model *gm, gpu_ptr wide, gpu_ptr act, uint32_t rows, uint32_t n,
-                struct err *e)
+int gpu_gate(struct gpu_model *gm, gpu_ptr wide, gpu_ptr act, uint32_t rows, uint32_t n,
+             struct err *e)
 {
     struct gated_args a = {.gate_up = GPU_AS(const float, wide),
                            .x = GPU_AS(uint16_t, act),
@@ -235,92 +232,12 @@ static int gate(struct gpu_model *gm, gpu_ptr wide, gpu_ptr act, uint32_t rows, 
     return gpu_gated(gm->g, &a, rows, e);
 }
 
-/* The dense part, or the shared experts, up to their last product. */
-static int dense(struct gpu_model *gm, const struct gpu_layer *l, uint32_t rows, struct err *e)
+int gpu_dense(struct gpu_model *gm, const struct gpu_layer *l, uint32_t rows, struct err *e)
 {
     if (!l->gate_up.at)
         return 0;
-    int rc = product(gm, gm->w.x, &l->gate_up, gm->w.wide, rows, e);
-    return rc == 0 ? gate(gm, gm->w.wide, gm->w.act, rows, l->gate_up.rows / 2, e) : rc;
-}
-
-static int choose(struct gpu_model *gm, const struct gpu_layer *l, uint32_t rows, struct err *e)
-{
-    const struct model_moe *m = &gm->c.moe;
-    struct moe_gate_args a = {.logits = GPU_AS(const float, gm->w.scores),
-                              .bias = GPU_AS(const float, l->router_bias),
-                              .ids = GPU_AS(uint32_t, gm->w.ids),
-                              .weights = GPU_AS(float, gm->w.weights),
-                              .experts = m->experts,
-                              .top_k = m->used,
-                              .score = m->sigmoid,
-                              .groups = m->groups ? m->groups : 1,
-                              .groups_used = m->groups_used ? m->groups_used : 1,
-                              .group_top = m->top2 ? 2 : 1,
-                              .normalize = m->normalise,
-                              .scale = m->scale};
-    struct moe_place_args s = {.ids = a.ids,
-                               .counts = GPU_AS(const uint32_t, gm->w.counts),
-                               .place = GPU_AS(uint32_t, gm->w.place),
-                               .row_of = GPU_AS(uint32_t, gm->w.row_of),
-                               .expert_of = GPU_AS(uint32_t, gm->w.expert_of),
-                               .n = rows * m->used,
-                               .top_k = m->used,
-                               .experts = gm->experts,
-                               .first = gm->part.expert0,
-                               .places = gpu_moe_places(rows * m->used, gm->experts)};
-    int rc = product(gm, gm->w.x, &l->router, gm->w.scores, rows, e);
-    if (rc == 0)
-        rc = gpu_moe_gate(gm->g, &a, rows, e);
-    return rc == 0 ? gpu_moe_sort(gm->g, &s, GPU_AS(uint32_t, gm->w.counts), e) : rc;
-}
-
-static int grouped(struct gpu_model *gm, gpu_ptr x, gpu_ptr row_of, const struct gpu_matrix *w,
-                   gpu_ptr y, uint32_t places, struct err *e)
-{
-    struct grouped_gemm_args a = {.a = GPU_AS(const uint16_t, x),
-                                  .b = GPU_AS(const uint16_t, w->at),
-                                  .row_of = GPU_AS(const uint32_t, row_of),
-                                  .expert_of = GPU_AS(const uint32_t, gm->w.expert_of),
-                                  .c = GPU_AS(float, y),
-                                  .n = w->rows,
-                                  .k = w->cols};
-    return gpu_grouped_gemm(gm->g, &a, places, e);
-}
-
-static int routed(struct gpu_model *gm, const struct gpu_layer *l, uint32_t rows, struct err *e)
-{
-    uint32_t places = gpu_moe_places(rows * gm->c.moe.used, gm->experts);
-    int rc = grouped(gm, gm->w.x, gm->w.row_of, &l->expert_gate_up, gm->w.places_wide, places, e);
-    if (rc == 0)
-        rc = gate(gm, gm->w.places_wide, gm->w.places_act, places, gm->d_expert, e);
-    return rc == 0 ? grouped(gm, gm->w.places_act, 0, &l->expert_down, gm->w.places_out, places, e)
-                   : rc;
-}
-
-static int experts(struct gpu_model *gm, const struct gpu_layer *l, uint32_t rows, struct err *e)
-{
-    bool shared = l->down.at != 0, any = gm->experts && gm->d_expert;
-    uint64_t n = (uint64_t)rows * gm->c.d_model;
-    int rc = any ? choose(gm, l, rows, e) : 0;
-    if (rc == 0 && shared)
-        rc = dense(gm, l, rows, e);
-    if (rc == 0 && shared)
-        rc = product(gm, gm->w.act, &l->down, gm->w.out, rows, e);
-    if (rc == 0 && any)
-        rc = routed(gm, l, rows, e);
-    struct combine_args a = {.c = GPU_AS(const float, gm->w.places_out),
-                             .weights = GPU_AS(const float, gm->w.weights),
-                             .shared = shared ? GPU_AS(const float, gm->w.out) : NULL,
-                             .place = GPU_AS(const uint32_t, gm->w.place),
-                             .y = GPU_AS(float, gm->w.out),
-                             .d = gm->c.d_model,
-                             .top_k = gm->c.moe.used};
-    if (rc == 0 && any)
-        rc = gpu_combine(gm->g, &a, rows, e);
-    else if (rc == 0 && !shared)
-        rc = gm->g->ops->zero(gm->g, GPU_COMPUTE, gm->w.out, n * 4, e);
-    return rc == 0 ? sum(gm, gm->w.out, n, e) : rc;
+    int rc = gpu_product(gm, gm->w.x, &l->gate_up, gm->w.wide, rows, e);
+    return rc == 0 ? gpu_gate(gm, gm->w.wide, gm->w.act, rows, l->gate_up.rows / 2, e) : rc;
 }
 
 /* ---- layers ---- */
@@ -334,11 +251,11 @@ static int attend(struct gpu_model *gm, const struct gpu_plan *p, uint32_t i, st
         rc = latent_project(gm, l, p->rows, e);
         rc = rc ? rc : latent_prepare(gm, p, i, e);
     } else if (gm->heads) {
-        rc = product(gm, gm->w.x, &l->qkv, gm->w.qkv, p->rows, e);
+        rc = gpu_product(gm, gm->w.x, &l->qkv, gm->w.qkv, p->rows, e);
         rc = rc ? rc : rotate(gm, p, i, e);
     }
     if (rc == 0 && p->record)
-        rc = gm->g->ops->event_record(gm->g, gm->written[i], GPU_COMPUTE, e);
+        rc = gm->g->ops->event_record(gm->g, gm->written[i - gm->part.layer0], GPU_COMPUTE, e);
     if (rc < 0 || !gm->heads)
         return rc;
     if (!gm->c.mla.rank)
@@ -347,11 +264,15 @@ static int attend(struct gpu_model *gm, const struct gpu_plan *p, uint32_t i, st
     return rc == 0 ? latent_values(gm, l, p->rows, e) : rc;
 }
 
+/* A dummy batch has no rows: others' may come to the experts here. */
 static int layer(struct gpu_model *gm, const struct gpu_plan *p, uint32_t i, struct err *e)
 {
     const struct gpu_layer *l = &gm->layers[i];
-    gpu_ptr post = i ? gm->layers[i - 1].post_ffn : 0;
-    int rc = norm(gm, i ? gm->w.out : 0, post, l->attn_norm, p->rows, e);
+    bool first = i == gm->part.layer0, moe = model_layer_has_experts(&gm->c, i);
+    if (!p->rows)
+        return moe ? gpu_experts(gm, l, 0, e) : 0;
+    int rc = norm(gm, first ? 0 : gm->w.out, first ? 0 : gm->layers[i - 1].post_ffn, l->attn_norm,
+                  p->rows, e);
     if (rc == 0)
         rc = attend(gm, p, i, e);
     if (rc == 0)
@@ -360,24 +281,25 @@ static int layer(struct gpu_model *gm, const struct gpu_plan *p, uint32_t i, str
         rc = norm(gm, gm->w.out, l->post_attn, l->ffn_norm, p->rows, e);
     if (rc < 0)
         return rc;
-    if (model_layer_has_experts(&gm->c, i))
-        return experts(gm, l, p->rows, e);
-    rc = dense(gm, l, p->rows, e);
+    if (moe)
+        return gpu_experts(gm, l, p->rows, e);
+    rc = gpu_dense(gm, l, p->rows, e);
     return rc == 0 ? product_sum(gm, gm->w.act, &l->down, p->rows, e) : rc;
 }
+
+/* ---- ends of a stage ---- */
 
 /* Every rank's part of the logits to the first one. */
 static int gather(struct gpu_model *gm, uint32_t rows, struct err *e)
 {
     struct nccl_flow flows[MODEL_RANKS_MAX];
-    void *stream = gm->g->ops->stream(gm->g, GPU_COMPUTE);
     uint64_t at = 0, mine = (uint64_t)rows * gm->vocab * 4;
     uint32_t n = 0;
-    if (!gm->nccl)
+    if (!gm->tensor)
         return 0;
     if (gm->shard.tensor_rank) {
         flows[n++] = (struct nccl_flow){0, true, gm->w.logits, mine};
-        return nccl_exchange(gm->nccl, flows, n, stream, e);
+        return gpu_link_exchange(gm->tensor, flows, n, false, e);
     }
     for (uint32_t r = 0; r < gm->shard.tensor; r++) {
         struct model_shard s = gm->shard;
@@ -390,27 +312,33 @@ static int gather(struct gpu_model *gm, uint32_t rows, struct err *e)
         at += bytes;
     }
     int rc = mine ? gm->g->ops->copy(gm->g, GPU_COMPUTE, gm->w.gathered, gm->w.logits, mine, e) : 0;
-    return rc == 0 ? nccl_exchange(gm->nccl, flows, n, stream, e) : rc;
+    return rc == 0 ? gpu_link_exchange(gm->tensor, flows, n, false, e) : rc;
 }
 
-static int outputs(struct gpu_model *gm, const struct gpu_plan *p, struct err *e)
+/* Logits of rows `take` of h (0: the first ones). */
+static int head(struct gpu_model *gm, gpu_ptr h, gpu_ptr take, uint32_t outputs, struct err *e)
 {
-    int rc = norm(gm, gm->w.out, gm->layers[gm->c.n_layers - 1].post_ffn, 0, p->rows, e);
-    if (rc < 0 || !p->outputs)
-        return rc;
-    struct add_norm_args a = {.h = GPU_AS(float, gm->w.h),
+    struct add_norm_args a = {.h = GPU_AS(float, h),
                               .w = GPU_AS(const float, gm->out_norm),
                               .x = GPU_AS(uint16_t, gm->w.x),
-                              .take = GPU_AS(const uint32_t, gm->w.take),
+                              .take = GPU_AS(const uint32_t, take),
                               .d = gm->c.d_model,
                               .eps = gm->c.norm_eps};
-    rc = gpu_add_norm(gm->g, &a, p->outputs, e);
+    int rc = gpu_add_norm(gm->g, &a, outputs, e);
     if (rc == 0 && gm->vocab)
-        rc = product(gm, gm->w.x, &gm->head, gm->w.logits, p->outputs, e);
-    return rc == 0 ? gather(gm, p->outputs, e) : rc;
+        rc = gpu_product(gm, gm->w.x, &gm->head, gm->w.logits, outputs, e);
+    return rc == 0 ? gather(gm, outputs, e) : rc;
 }
 
-int gpu_step(struct gpu_model *gm, const struct gpu_plan *p, struct err *e)
+static int move_rows(struct gpu_model *gm, uint32_t peer, bool out, gpu_ptr h, uint32_t rows,
+                     struct err *e)
+{
+    uint64_t bytes = rows ? (uint64_t)rows * gm->c.d_model * 4 : 16; /* a word that it is done */
+    struct nccl_flow f = {peer, out, h, bytes};
+    return gpu_link_exchange(gm->pipeline, &f, 1, false, e);
+}
+
+static int come_in(struct gpu_model *gm, const struct gpu_plan *p, struct err *e)
 {
     struct embed_args a = {.h = GPU_AS(float, gm->w.h),
                            .table = GPU_AS(const uint16_t, gm->embed.at),
@@ -419,10 +347,42 @@ int gpu_step(struct gpu_model *gm, const struct gpu_plan *p, struct err *e)
                            .first = gm->part.vocab0,
                            .n = gm->vocab,
                            .scale = gm->c.embed_scale};
+    if (!gm->part.first)
+        return move_rows(gm, gpu_link_rank(gm->pipeline) - 1, false, gm->w.h, p->rows, e);
     int rc = gpu_embed(gm->g, &a, p->rows, e);
-    if (rc == 0)
-        rc = sum(gm, gm->w.h, (uint64_t)p->rows * gm->c.d_model, e);
-    for (uint32_t i = 0; i < gm->c.n_layers && rc == 0; i++)
+    return rc == 0 ? gpu_sum(gm, gm->w.h, (uint64_t)p->rows * gm->c.d_model, e) : rc;
+}
+
+/* h is whole then; the last of several stages keeps the rows that give logits. */
+static int go_out(struct gpu_model *gm, const struct gpu_plan *p, struct err *e)
+{
+    int rc = norm(gm, gm->w.out, gm->layers[gm->part.layer1 - 1].post_ffn, 0, p->rows, e);
+    if (rc < 0 || !gm->pipeline)
+        return rc;
+    if (!gpu_is_last(gm))
+        return move_rows(gm, gpu_link_rank(gm->pipeline) + 1, true, gm->w.h, p->rows, e);
+    struct relayout_args a = {.from = GPU_AS(const uint8_t, gm->w.h),
+                              .to = GPU_AS(uint8_t, gm->w.finals),
+                              .runs = GPU_AS(const struct run, gm->w.runs)};
+    return gpu_relayout(gm->g, GPU_COMPUTE, &a, p->outputs, e);
+}
+
+int gpu_step(struct gpu_model *gm, const struct gpu_plan *p, struct err *e)
+{
+    int rc = p->rows ? come_in(gm, p, e) : 0;
+    for (uint32_t i = gm->part.layer0; i < gm->part.layer1 && rc == 0; i++)
         rc = layer(gm, p, i, e);
-    return rc == 0 ? outputs(gm, p, e) : rc;
+    return rc == 0 && p->rows ? go_out(gm, p, e) : rc;
+}
+
+int gpu_step_end(struct gpu_model *gm, uint32_t outputs, struct err *e)
+{
+    if (!gm->pipeline)
+        return outputs ? head(gm, gm->w.h, gm->w.take, outputs, e) : 0;
+    if (gpu_is_last(gm))
+        return move_rows(gm, 0, true, gm->w.finals, outputs, e);
+    if (!gm->part.first)
+        return 0;
+    int rc = move_rows(gm, gpu_link_ranks(gm->pipeline) - 1, false, gm->w.finals, outputs, e);
+    return rc == 0 && outputs ? head(gm, gm->w.finals, 0, outputs, e) : rc;
 }

@@ -231,7 +231,7 @@ int gpu_weights_load(struct gpu_model *gm, const struct model *m, struct err *e)
                            &gm->out_norm, e);
     if (rc == 0)
         rc = load_ropes(gm, m, e);
-    for (uint32_t l = 0; l < gm->c.n_layers && rc == 0; l++)
+    for (uint32_t l = gm->part.layer0; l < gm->part.layer1 && rc == 0; l++)
         rc = load_layer(gm, m, l, e);
     return rc;
 }

@@ -192,6 +192,18 @@ static void on_layer(void *ctx, uint32_t layer)
     tell(d, layer);
 }
 
+static int compute(struct data *d, const struct model_batch *mine, const uint32_t *rows,
+                   struct err *e)
+{
+    const struct group_device *dev = d->c->device;
+    if (dev) {
+        dev->data_rows(dev->self, rows);
+        return dev->forward(dev->self, mine, e);
+    }
+    model_work_data_rows(d->w, rows);
+    return model_forward(d->c->model, d->w, d->c->pool, mine, e);
+}
+
 int data_forward(struct data *d, const struct model_batch *b, struct err *e)
 {
     uint32_t rows[MODEL_RANKS_MAX] = {0}, n = 0;
@@ -209,14 +221,14 @@ int data_forward(struct data *d, const struct model_batch *b, struct err *e)
     mine.n_segments = n;
     mine.logits = d->logits;
     mine.logits_rows = model_batch_outputs(b);
-    mine.layer_done =
-        b->layer_done && d->c->layout.expert == d->ranks * d->tensor ? on_layer : NULL;
+    mine.layer_done = b->layer_done && !d->c->device && d->c->layout.expert == d->ranks * d->tensor
+                          ? on_layer
+                          : NULL;
     mine.ctx = d;
     d->batch = b;
     d->told = 0;
-    model_work_data_rows(d->w, rows);
     if (!rc && (n || d->c->layout.expert > 1)) /* else nobody waits for a rank without rows */
-        rc = model_forward(d->c->model, d->w, d->c->pool, &mine, e);
+        rc = compute(d, &mine, rows, e);
     rc = rc ? rc : collect(d, b, rows, e);
     if (!rc)
         tell(d, model_config(d->c->model)->n_layers);

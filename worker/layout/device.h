@@ -8,6 +8,8 @@
 
 struct group_device {
     void *self;
+    /* As model_work_data_rows, before each step with data ranks. */
+    void (*data_rows)(void *self, const uint32_t *rows);
     /* As model_forward; layer_done is called while later layers compute. */
     int (*forward)(void *self, const struct model_batch *b, struct err *e);
     int (*copy)(void *self, uint32_t from, uint32_t to, struct err *e);
@@ -19,4 +21,6 @@ struct group_device {
     int (*store)(void *self, const uint32_t *blocks, uint32_t n, struct err *e);
     /* Asleep the device holds no memory, and nothing of the host's pool. */
     int (*sleep)(void *self, bool asleep, struct err *e);
+    /* What it counts of model_work_stats; the rest stays as it is. */
+    void (*stats)(void *self, struct model_work_stats *out);
 };

@@ -2,6 +2,7 @@
 #include "lib/base/clock.h"
 #include "lib/decide/overlap.h"
 #include "worker/layout/data.h"
+#include "worker/model/cut.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -30,11 +31,11 @@ struct words {
 
 struct group {
     struct group_config c;
-    struct comm *tensor, *pipeline, *expert;
     struct data *data; /* NULL: one data rank */
     struct overlap overlap;
     struct model_work *work;
     struct words plan, stores; /* stores: blocks that go out with the plan, from data[1] on */
+    struct words here;         /* blocks of this rank, while a device is told of them */
     size_t block_bytes[MODEL_RANKS_MAX];
     struct model_segment *segments; /* of a follower's step */
     uint32_t cap_segments;
@@ -74,24 +75,18 @@ static void clear(struct words *w)
     put(w, 0);
 }
 
-/* Communicators of this rank: of its tensor ranks, its stages and, with data-parallel attention, of
- * the ranks that its experts are dealt over. */
-static int split_ranks(struct group *g, const struct model_shard *shard, struct err *e)
+int group_split(const struct model_layout *l, uint32_t rank, struct comm *world,
+                struct model_group *mine, struct err *e)
 {
-    const struct model_layout *l = &g->c.layout;
-    uint32_t rank = g->c.rank, data = rank / (l->tensor * l->pipeline);
-    uint32_t place = data * l->tensor + shard->tensor_rank, x = l->expert ? l->expert : 1;
-    struct model_group *mine = &g->c.work.group;
-    int rc = comm_split(g->c.world, rank / l->tensor, &g->tensor, e);
-    rc = rc ? rc : comm_split(g->c.world, shard->tensor_rank + data * l->tensor, &g->pipeline, e);
+    struct model_shard shard = model_layout_shard(l, rank);
+    uint32_t stages = l->pipeline ? l->pipeline : 1, data = rank / (shard.tensor * stages);
+    uint32_t place = data * shard.tensor + shard.tensor_rank, x = shard.expert;
+    int rc = comm_split(world, rank / shard.tensor, &mine->tensor, e);
+    rc = rc ? rc : comm_split(world, shard.tensor_rank + data * shard.tensor, &mine->pipeline, e);
     if (!rc && l->data > 1)
-        rc = comm_split(g->c.world, shard->stage + place / x * l->pipeline, &g->expert, e);
-    mine->tensor = g->tensor;
-    mine->pipeline = g->pipeline;
-    mine->expert = g->expert;
+        rc = comm_split(world, shard.stage + place / x * stages, &mine->expert, e);
     mine->expert_first = place / x * x;
     mine->data = l->data;
-    mine->halves = g->c.halves != GROUP_WHOLE;
     return rc;
 }
 
@@ -112,7 +107,6 @@ static int block_bytes_of(struct group *g, uint32_t rank, struct err *e)
 int group_new(const struct group_config *c, struct group **out, struct err *e)
 {
     struct group *g = xcalloc(1, sizeof *g);
-    struct model_shard shard = model_layout_shard(&c->layout, c->rank);
     uint32_t ranks = model_layout_ranks(&c->layout);
     int rc = 0;
     g->c = *c;
@@ -124,7 +118,8 @@ int group_new(const struct group_config *c, struct group **out, struct err *e)
     else if (ranks > 1 && !c->world)
         rc = err_set(e, EINVAL, "a layout of %u ranks needs a group", ranks);
     if (!rc && ranks > 1)
-        rc = split_ranks(g, &shard, e);
+        rc = group_split(&c->layout, c->rank, c->world, &g->c.work.group, e);
+    g->c.work.group.halves = c->halves != GROUP_WHOLE && !c->device;
     for (uint32_t r = 0; !rc && r < ranks; r++)
         rc = block_bytes_of(g, r, e);
     g->streams = c->layout.pipeline > 1 && c->layout.data < 2 && !c->device;
@@ -149,6 +144,7 @@ void group_free(struct group *g)
     model_work_free(g->work);
     free(g->plan.data);
     free(g->stores.data);
+    free(g->here.data);
     free(g->segments);
     free(g);
 }
@@ -256,24 +252,16 @@ static int forward(struct group *g, const struct model_batch *b, struct err *e)
         *e = g->late_err;
         return g->late;
     }
-    if (g->c.device)
-        return g->c.device->forward(g->c.device->self, b, e);
-    return g->data ? data_forward(g->data, b, e)
-                   : model_forward(g->c.model, g->work, g->c.pool, b, e);
-}
-
-static uint32_t rows_of(const struct model_batch *b)
-{
-    uint32_t n = 0;
-    for (uint32_t i = 0; i < b->n_segments; i++)
-        n += b->segments[i].n_tokens;
-    return n;
+    if (g->data)
+        return data_forward(g->data, b, e);
+    return g->c.device ? g->c.device->forward(g->c.device->self, b, e)
+                       : model_forward(g->c.model, g->work, g->c.pool, b, e);
 }
 
 static bool choose_halves(struct group *g, const struct model_batch *b)
 {
     bool wanted = g->data && g->c.halves != GROUP_WHOLE && data_has_halves(g->data, b) &&
-                  (g->c.halves == GROUP_HALVES || overlap_next(&g->overlap, rows_of(b)));
+                  (g->c.halves == GROUP_HALVES || overlap_next(&g->overlap, batch_rows(b)));
     return model_work_halve(g->work, wanted);
 }
 
@@ -292,7 +280,7 @@ int group_forward(struct group *g, const struct model_batch *b, struct err *e)
     if (rc && g->c.device)
         comm_fail(g->c.world, e->msg); /* the others wait for this rank on their devices */
     if (!rc && g->data && data_has_halves(g->data, b))
-        overlap_learn(&g->overlap, rows_of(b), halve, (double)(clock_mono_ns() - from) / 1e9);
+        overlap_learn(&g->overlap, batch_rows(b), halve, (double)(clock_mono_ns() - from) / 1e9);
     return rc;
 }
 
@@ -309,7 +297,7 @@ bool group_may_begin(const struct group *g, uint32_t rows)
 
 int group_begin(struct group *g, const struct model_batch *b, struct err *e)
 {
-    uint32_t rows = rows_of(b);
+    uint32_t rows = batch_rows(b);
     ASSERT(group_may_begin(g, rows));
     int rc = model_batch_check(g->work, b, e);
     if (rc)
@@ -327,7 +315,7 @@ int group_begin(struct group *g, const struct model_batch *b, struct err *e)
 int group_end(struct group *g, const struct model_batch *b, struct err *e)
 {
     g->in_air--;
-    g->rows_in_air -= rows_of(b);
+    g->rows_in_air -= batch_rows(b);
     return model_end(g->work, b, e);
 }
 
@@ -339,12 +327,12 @@ static void remember(struct group *g, int rc)
 
 static void copy_block(struct group *g, uint32_t from, uint32_t to)
 {
-    if (g->c.device) {
-        remember(g, g->c.device->copy(g->c.device->self, from, to, &g->late_err));
-        return;
-    }
     size_t n = model_work_kv(g->work)->block_bytes;
-    if (block_of(g, g->c.rank, &from) && block_of(g, g->c.rank, &to))
+    if (!block_of(g, g->c.rank, &from) || !block_of(g, g->c.rank, &to))
+        return;
+    if (g->c.device)
+        remember(g, g->c.device->copy(g->c.device->self, from, to, &g->late_err));
+    else
         memcpy((uint8_t *)g->c.pool + to * n, (uint8_t *)g->c.pool + from * n, n);
 }
 
@@ -363,16 +351,34 @@ bool group_has_apart(const struct group *g)
     return g->c.device && group_ranks(g) > 1;
 }
 
+/* Those of the blocks that this rank has, as it numbers them; one of none is out of range. */
+static uint32_t blocks_here(struct group *g, const uint32_t *blocks, uint32_t n)
+{
+    struct words *w = &g->here;
+    w->n = 0;
+    grow(w, n);
+    w->n = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t b = blocks[i];
+        if (block_of(g, g->c.rank, &b))
+            put(w, b);
+    }
+    return (uint32_t)w->n;
+}
+
 static int fetch_here(struct group *g, const uint32_t *blocks, uint32_t n, struct err *e)
 {
     const struct model_part *p = model_part(g->c.model);
-    uint32_t layers = p->layer1 - p->layer0;
-    return g->c.device ? g->c.device->fetch(g->c.device->self, blocks, n, 0, layers, e) : 0;
+    const struct group_device *d = g->c.device;
+    uint32_t here = d ? blocks_here(g, blocks, n) : 0;
+    return here ? d->fetch(d->self, g->here.data, here, 0, p->layer1 - p->layer0, e) : 0;
 }
 
 static int store_here(struct group *g, const uint32_t *blocks, uint32_t n, struct err *e)
 {
-    return g->c.device ? g->c.device->store(g->c.device->self, blocks, n, e) : 0;
+    const struct group_device *d = g->c.device;
+    uint32_t here = d ? blocks_here(g, blocks, n) : 0;
+    return here ? d->store(d->self, g->here.data, here, e) : 0;
 }
 
 int group_fetch_layer(struct group *g, const uint32_t *blocks, uint32_t n, uint32_t layer,
@@ -437,13 +443,18 @@ void group_report(const struct group *g, struct group_report *r)
                                .pid = getpid(),
                                .weight_bytes = model_shard_weight_bytes(g->c.model),
                                .kv_block_bytes = model_work_kv(g->work)->block_bytes};
-    if (g->tensor)
-        comm_stats(g->tensor, &r->tensor);
-    if (g->pipeline)
-        comm_stats(g->pipeline, &r->pipeline);
+    const struct model_group *by = &g->c.work.group;
+    if (by->tensor)
+        comm_stats(by->tensor, &r->tensor);
+    if (by->pipeline)
+        comm_stats(by->pipeline, &r->pipeline);
+    if (by->expert)
+        comm_stats(by->expert, &r->expert);
     if (g->c.world)
         comm_stats(g->c.world, &r->world);
     model_work_stats(g->work, &r->work);
+    if (g->c.device)
+        g->c.device->stats(g->c.device->self, &r->work);
 }
 
 int group_reports(struct group *g, struct group_report *all, struct err *e)

@@ -42,6 +42,11 @@ struct group_config {
     void *ctx;
 };
 
+/* Communicators of this rank in `mine`: of its tensor ranks, its stages and, with data-parallel
+ * attention, of the ranks that its experts are dealt over. Every rank calls it; again, they are the
+ * same. */
+int group_split(const struct model_layout *l, uint32_t rank, struct comm *world,
+                struct model_group *mine, struct err *e) MUST_CHECK;
 int group_new(const struct group_config *c, struct group **out, struct err *e) MUST_CHECK;
 void group_free(struct group *g);
 uint32_t group_ranks(const struct group *g);
@@ -77,7 +82,7 @@ struct group_report { /* of one rank */
     uint32_t rank, tensor_rank, stage, reserved;
     int64_t pid;
     uint64_t weight_bytes, kv_block_bytes;
-    struct comm_stats tensor, pipeline, world;
+    struct comm_stats tensor, pipeline, expert, world;
     struct model_work_stats work;
 };
 void group_report(const struct group *g, struct group_report *mine); /* of this rank; any rank */

@@ -1,25 +1,16 @@
-/* A batch through the pipeline (GPipe, arXiv 1811.06965): it is cut into micro-batches by rows,
- * which follow each other through the stages; a stage computes one while the next computes the one
- * before. Rows of one sequence keep their order, so a later micro-batch finds the KV of an earlier
- * one. What the last stage has of rows that give logits goes back to the first, which has the head;
- * it may have begun further batches before (stage_begin, stage_end).
- *
- * Few rows are not cut: every micro-batch reads all weights of a stage again. */
+/* A batch through the pipeline: its micro-batches (cut.h) follow each other through the stages; a
+ * stage computes one while the next computes the one before. What the last stage has of rows that
+ * give logits goes back to the first, which has the head; it may have begun further batches before
+ * (stage_begin, stage_end). */
 #include "worker/model/stage.h"
 #include "worker/model/balance.h"
+#include "worker/model/cut.h"
 
 #include "lib/base/clock.h"
-
-#define PART_ROWS_MIN 32u /* of a micro-batch: fewer cost as much */
-#define PARTS_A_STAGE 4u
 
 /* Goes before the rows: what each stage so far has computed for them. */
 struct hop {
     uint64_t busy_ns[MODEL_STAGES_MAX];
-};
-
-struct cursor {
-    uint32_t segment, token;
 };
 
 struct flight { /* one batch */
@@ -30,41 +21,6 @@ struct flight { /* one batch */
     struct hop part, all; /* of the micro-batch in hand; of those before it too */
     struct err *e;
 };
-
-static uint32_t rows_of(const struct model_batch *b)
-{
-    uint32_t n = 0;
-    for (uint32_t i = 0; i < b->n_segments; i++)
-        n += b->segments[i].n_tokens;
-    return n;
-}
-
-/* The next rows_a_part rows as w->part; false at the end. Logits are counted on by the caller. */
-static bool next_part(struct flight *f, struct cursor *c)
-{
-    const struct model_batch *b = f->b;
-    struct model_work *w = f->w;
-    uint32_t n = 0, room = f->rows_a_part;
-    while (room && c->segment < b->n_segments) {
-        const struct model_segment *s = &b->segments[c->segment];
-        uint32_t left = s->n_tokens - c->token, k = left < room ? left : room;
-        uint32_t from = s->logits_from > c->token ? s->logits_from - c->token : 0;
-        w->segments[n] = *s;
-        w->segments[n].tokens = s->tokens + c->token;
-        w->segments[n].start = s->start + c->token;
-        w->segments[n].n_tokens = k;
-        w->segments[n++].logits_from = from < k ? from : k;
-        room -= k;
-        *c = k == left ? (struct cursor){c->segment + 1, 0}
-                       : (struct cursor){c->segment, c->token + k};
-    }
-    bool last = c->segment == b->n_segments;
-    w->part = (struct model_batch){.segments = w->segments,
-                                   .n_segments = n,
-                                   .layer_done = last ? b->layer_done : NULL,
-                                   .ctx = b->ctx};
-    return n > 0;
-}
 
 static int run(struct model_work *w, uint32_t jobs)
 {
@@ -120,9 +76,9 @@ static uint32_t keep_finals(struct model_work *w, uint32_t at)
 static int through_layers(struct flight *f, uint32_t *finals)
 {
     struct model_work *w = f->w;
-    struct cursor c = {0};
+    struct batch_cut c = {0};
     int rc = 0;
-    while (!rc && next_part(f, &c)) {
+    while (!rc && batch_next(f->b, f->rows_a_part, &c, w->segments, &w->part)) {
         work_lay_out(w, &w->part);
         w->stats.micro_batches++;
         f->part = (struct hop){0};
@@ -152,11 +108,9 @@ static void count_time(struct model_work *w, int more)
 static struct flight flight_of(struct model_work *w, const struct model_batch *b, struct err *e)
 {
     struct flight f = {.w = w, .b = b, .pipeline = w->o.group.pipeline, .e = e};
-    uint32_t rows = rows_of(b);
     f.stage = comm_rank(f.pipeline);
     f.stages = comm_ranks(f.pipeline);
-    f.rows_a_part = (rows + f.stages * PARTS_A_STAGE - 1) / (f.stages * PARTS_A_STAGE);
-    f.rows_a_part = (f.rows_a_part + PART_ROWS_MIN - 1) / PART_ROWS_MIN * PART_ROWS_MIN;
+    f.rows_a_part = batch_part_rows(batch_rows(b), f.stages);
     return f;
 }
 

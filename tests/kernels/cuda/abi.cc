@@ -127,6 +127,17 @@ VALUE(LT_PREF_WORKSPACE, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES);
 NCCL_FUNCTIONS(FUNCTION)
 SIZE(struct nccl_id, ncclUniqueId);
 SIZE(nccl_comm, ncclComm_t);
+FIELD(struct nccl_config, size, ncclConfig_t, size);
+FIELD(struct nccl_config, magic, ncclConfig_t, magic);
+FIELD(struct nccl_config, version, ncclConfig_t, version);
+FIELD(struct nccl_config, blocking, ncclConfig_t, blocking);
+FIELD(struct nccl_config, cluster, ncclConfig_t, cgaClusterSize);
+constexpr ncclConfig_t nccl_defaults = NCCL_CONFIG_INITIALIZER;
+VALUE(NCCL_CONFIG_MAGIC, nccl_defaults.magic);
+VALUE(NCCL_CONFIG_NONE, nccl_defaults.cgaClusterSize);
+static_assert(NCCL_CONFIG_VERSION == NCCL_VERSION(2, 14, 0) &&
+                  sizeof(struct nccl_config) <= sizeof(ncclConfig_t),
+              "the config of NCCL 2.14");
 VALUE(NCCL_SUCCESS, ncclSuccess);
 VALUE(NCCL_IN_PROGRESS, ncclInProgress);
 VALUE(NCCL_SUM, ncclSum);

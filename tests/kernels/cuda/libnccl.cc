@@ -1,7 +1,8 @@
 /* A stand-in for NVIDIA's libnccl.so.2, for tests only: the functions of worker/comm/nccl_abi.h over
  * memory that the ranks' processes share. Its work goes onto the stand-in driver's streams
  * (cuLaunchHostFunc), so it happens in their order. The id names the shared memory. Sums are made in
- * the order of ranks. A wait ends when the communicator is aborted. */
+ * the order of ranks. A wait ends when the communicator is aborted. Of a non-blocking communicator
+ * every call is in progress until it was asked about, joining until all have come. */
 #include "worker/comm/nccl_abi.h"
 
 #include <algorithm>
@@ -31,7 +32,7 @@ struct Box { /* from one rank to another */
 };
 
 struct Shared {
-    std::atomic<uint32_t> arrived, round;
+    std::atomic<uint32_t> joined, arrived, round;
     char slots[RANKS_MAX][SLOT];
     Box boxes[RANKS_MAX][RANKS_MAX];
 };
@@ -48,7 +49,9 @@ struct Flow {
 struct nccl_comm_ {
     Shared *shared;
     uint32_t ranks, rank;
+    bool blocking;
     std::atomic<bool> aborted;
+    char path[NCCL_ID_BYTES];
 };
 
 namespace
@@ -111,9 +114,13 @@ void gather(nccl_comm c, const char *mine, char *all, size_t n)
     }
 }
 
-bool step(nccl_comm c, Flow *f)
+/* Those of one way go one after another: `before` are earlier ones. */
+bool step(nccl_comm c, Flow *f, const std::vector<Flow> &before)
 {
     uint32_t peer = (uint32_t)f->peer;
+    for (const Flow *b = before.data(); b != f; b++)
+        if (b->peer == f->peer && b->out == f->out && b->done < b->bytes)
+            return false;
     Box *b = f->out ? &c->shared->boxes[c->rank][peer] : &c->shared->boxes[peer][c->rank];
     if (b->full.load(std::memory_order_acquire) == (f->out ? 1u : 0u))
         return false;
@@ -136,7 +143,7 @@ void exchange(nccl_comm c, std::vector<Flow> flows)
         for (Flow &f : flows)
             if (f.done < f.bytes) {
                 left = true;
-                moved = step(c, &f) || moved;
+                moved = step(c, &f, flows) || moved;
             }
         if (!left || c->aborted)
             return;
@@ -157,13 +164,18 @@ int put(void *stream, std::function<void()> work)
     return launch(stream, [](void *p) { (*static_cast<std::function<void()> *>(p))(); }, held);
 }
 
+int begun(nccl_comm c, int result)
+{
+    return result == NCCL_SUCCESS && !c->blocking ? NCCL_IN_PROGRESS : result;
+}
+
 int flow(bool out, void *data, size_t bytes, int type, int peer, nccl_comm c, void *stream)
 {
     Flow f = {out, peer, static_cast<char *>(data), bytes, 0};
     if (type != NCCL_UINT8 || peer < 0 || (uint32_t)peer >= c->ranks || (uint32_t)peer == c->rank)
         return INVALID;
     if (!depth)
-        return put(stream, [=] { exchange(c, {f}); });
+        return begun(c, put(stream, [=] { exchange(c, {f}); }));
     grouped.push_back(f);
     group_comm = c;
     group_stream = stream;
@@ -191,9 +203,12 @@ int ncclGetUniqueId(struct nccl_id *id)
     return NCCL_SUCCESS;
 }
 
-int ncclCommInitRank(nccl_comm *out, int ranks, struct nccl_id id, int rank)
+int ncclCommInitRankConfig(nccl_comm *out, int ranks, struct nccl_id id, int rank,
+                           struct nccl_config *config)
 {
-    if (ranks < 1 || ranks > RANKS_MAX)
+    if (ranks < 1 || ranks > RANKS_MAX || config->size < sizeof *config ||
+        config->magic != NCCL_CONFIG_MAGIC || config->version < NCCL_CONFIG_VERSION ||
+        config->cluster != NCCL_CONFIG_NONE)
         return INVALID;
     int fd = open(id.bytes, O_RDWR | O_CLOEXEC);
     void *p = fd < 0 ? MAP_FAILED
@@ -205,15 +220,19 @@ int ncclCommInitRank(nccl_comm *out, int ranks, struct nccl_id id, int rank)
     c->shared = static_cast<Shared *>(p);
     c->ranks = (uint32_t)ranks;
     c->rank = (uint32_t)rank;
-    (void)meet(c);
-    if (rank == 0)
-        unlink(id.bytes);
+    c->blocking = config->blocking != 0;
+    memcpy(c->path, id.bytes, sizeof c->path);
+    c->shared->joined.fetch_add(1);
     *out = c;
-    return NCCL_SUCCESS;
+    while (c->blocking && c->shared->joined.load() < c->ranks)
+        nap();
+    return begun(c, NCCL_SUCCESS);
 }
 
 int ncclCommDestroy(nccl_comm c)
 {
+    if (c->rank == 0)
+        unlink(c->path);
     munmap(c->shared, sizeof(Shared));
     delete c;
     return NCCL_SUCCESS;
@@ -223,12 +242,19 @@ int ncclCommDestroy(nccl_comm c)
 int ncclCommAbort(nccl_comm c)
 {
     c->aborted = true;
+    if (c->rank == 0)
+        unlink(c->path);
     return NCCL_SUCCESS;
 }
 
-int ncclCommGetAsyncError(nccl_comm, int *error)
+int ncclCommGetAsyncError(nccl_comm c, int *error)
 {
-    *error = NCCL_SUCCESS;
+    bool all = c->shared->joined.load() >= c->ranks;
+    *error = all ? NCCL_SUCCESS : NCCL_IN_PROGRESS;
+    if (all && c->rank == 0 && c->path[0]) {
+        unlink(c->path);
+        c->path[0] = 0;
+    }
     return NCCL_SUCCESS;
 }
 
@@ -236,15 +262,16 @@ int ncclAllReduce(const void *from, void *to, size_t n, int type, int op, nccl_c
 {
     if (type != NCCL_FLOAT32 || op != NCCL_SUM || from != to)
         return INVALID;
-    return put(stream, [=] { reduce(c, static_cast<float *>(to), n); });
+    return begun(c, put(stream, [=] { reduce(c, static_cast<float *>(to), n); }));
 }
 
 int ncclAllGather(const void *from, void *to, size_t n, int type, nccl_comm c, void *stream)
 {
     if (type != NCCL_UINT8)
         return INVALID;
-    return put(stream,
-               [=] { gather(c, static_cast<const char *>(from), static_cast<char *>(to), n); });
+    return begun(c, put(stream, [=] {
+                     gather(c, static_cast<const char *>(from), static_cast<char *>(to), n);
+                 }));
 }
 
 int ncclSend(const void *from, size_t n, int type, int peer, nccl_comm c, void *stream)
@@ -270,7 +297,7 @@ int ncclGroupEnd(void)
     nccl_comm c = group_comm;
     std::vector<Flow> flows;
     flows.swap(grouped);
-    return put(group_stream, [=] { exchange(c, flows); });
+    return begun(c, put(group_stream, [=] { exchange(c, flows); }));
 }
 
 } // extern "C"

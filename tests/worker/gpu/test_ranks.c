@@ -62,7 +62,7 @@ static int move_data(struct comm *c, struct ranks *r, void *arg)
                 (struct nccl_flow){p, false, all + (uint64_t)p * N * 4, N * 4 - 4 * me};
         }
     TRY(13, g->ops->zero(g, GPU_COMPUTE, all, (uint64_t)ranks * N * 4, &e));
-    TRY(14, nccl_exchange(n, flows, n_flows, stream, &e));
+    TRY(14, nccl_exchange(n, flows, n_flows, true, stream, &e));
     TRY(15, g->ops->to_host(g, GPU_COMPUTE, host, all, (uint64_t)ranks * N * 4, &e));
     TRY(16, g->ops->sync(g, GPU_COMPUTE, &e));
     for (uint32_t p = 0; p < ranks; p++)
@@ -133,6 +133,35 @@ static int wait_for_the_dead(struct comm *c, struct ranks *r, void *arg)
     return nccl_all_reduce(n, x, 256, g->ops->stream(g, GPU_COMPUTE), &e) == -EPIPE ? 0 : 6;
 }
 
+/* It has said that it comes, and does not. */
+static int wait_to_meet_the_dead(struct comm *c, struct ranks *r, void *arg)
+{
+    struct err e = {0};
+    struct nccl *n = NULL;
+    int32_t mine = 0, all[RANKS_MAX];
+    char id[128];
+    (void)r, (void)arg;
+    if (comm_rank(c) == 1) {
+        TRY(1, comm_all_gather(c, &mine, sizeof mine, all, &e));
+        TRY(2, comm_broadcast(c, 0, id, sizeof id, &e));
+        raise(SIGKILL);
+    }
+    return nccl_new(c, &n, &e) == -EPIPE && strstr(e.msg, "rank 1") ? 0 : 3;
+}
+
+static void a_rank_that_dies_before_it_has_joined_ends_the_others_wait(void **state)
+{
+    struct ranks r;
+    int codes[3];
+    (void)state;
+    ranks_init(&r, 3, 3, 0);
+    ranks_start(&r, wait_to_meet_the_dead, NULL);
+    (void)ranks_wait(&r, codes);
+    assert_int_equal(codes[0], 0);
+    assert_int_equal(codes[2], 0);
+    ranks_fini(&r);
+}
+
 static void a_rank_that_dies_ends_what_waits_on_the_devices(void **state)
 {
     struct ranks r;
@@ -160,7 +189,7 @@ static int forward(struct gpu *g, const struct family *f, const struct model_sha
 {
     uint32_t table[4] = {3, 1, 7, 0}, n = f->n_ids;
     struct gpu_model_options o = {
-        .max_rows = 64, .max_sequences = 4, .pool_blocks = 8, .tensor = tensor};
+        .max_rows = 64, .max_sequences = 4, .pool_blocks = 8, .group.tensor = tensor};
     struct model *m = NULL;
     struct gpu_model *gm = NULL;
     int rc = model_shard_load(f->dir, "scalar", shard, &m, e);
@@ -175,8 +204,10 @@ static int forward(struct gpu *g, const struct family *f, const struct model_sha
                                 .logits_rows = k};
         rc = gpu_model_forward(gm, &b, e);
     }
-    if (rc == 0)
-        *sums = gpu_model_stats(gm).all_reduces;
+    struct comm_stats st = {0};
+    if (tensor)
+        comm_stats(tensor, &st);
+    *sums = st.all_reduces;
     gpu_model_free(gm);
     model_free(m);
     return rc;
@@ -263,6 +294,7 @@ int main(void)
         cmocka_unit_test(data_moves_between_devices_in_the_order_of_the_stream),
         cmocka_unit_test(without_the_library_every_rank_says_so),
         cmocka_unit_test(a_rank_that_dies_ends_what_waits_on_the_devices),
+        cmocka_unit_test(a_rank_that_dies_before_it_has_joined_ends_the_others_wait),
         cmocka_unit_test(tensor_ranks_equal_one_gpu_within_bf16),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
