@@ -71,7 +71,10 @@ static int insert(struct added *a, struct str text, uint32_t root, uint32_t toke
         at = c;
     }
     a->node[at].token = token + 1;
-    a->first[root][(unsigned char)text.p[0]] = true;
+    bool *first = &a->first[root][(unsigned char)text.p[0]];
+    a->n_first[root] += !*first;
+    a->only[root] = text.p[0];
+    *first = true;
     a->any[root] = true;
     return 0;
 }
@@ -156,15 +159,27 @@ static void strip(struct str text, size_t floor, unsigned flags, struct added_ma
     }
 }
 
+/* The next byte that begins a token. */
+static size_t next_first(const struct added *a, struct str text, size_t i, uint32_t root)
+{
+    const bool *first = a->first[root];
+    if (a->n_first[root] == 1 && i < text.n) {
+        const char *hit = memchr(text.p + i, a->only[root], text.n - i);
+        return hit ? (size_t)(hit - text.p) : text.n;
+    }
+    while (i < text.n && !first[(unsigned char)text.p[i]])
+        i++;
+    return i;
+}
+
 bool added_next(const struct added *a, struct str text, size_t from, bool normalized,
                 bool parse_special, struct added_match *out)
 {
     uint32_t root = normalized ? 1 : 0;
     if (!a->any[root])
         return false;
-    for (size_t i = from; i < text.n;) {
-        const struct added_token *t =
-            a->first[root][(unsigned char)text.p[i]] ? longest_at(a, text, i, root) : NULL;
+    for (size_t i = from; (i = next_first(a, text, i, root)) < text.n;) {
+        const struct added_token *t = longest_at(a, text, i, root);
         if (!t) {
             i++;
             continue;

@@ -21,7 +21,9 @@ struct added {
     size_t n, cap;
     struct added_node *node; /* two tries: root 0 raw, root 1 normalised */
     size_t n_nodes, cap_nodes;
-    bool first[2][256]; /* bytes that begin a token, by trie */
+    bool first[2][256];  /* bytes that begin a token, by trie */
+    unsigned n_first[2]; /* of them; where it is one, it is only[] */
+    char only[2];
     bool any[2];
 };
 struct added_match {

@@ -28,5 +28,12 @@ void block_seed(const struct block_space *s, struct block_name *out);
  * or the name of the block before tokens[0] when a chain is continued. */
 size_t block_names(const struct block_name *prev, const uint32_t *tokens, size_t n_tokens,
                    uint32_t block_tokens, struct block_name *out);
+/* The same with a memory of blocks that were named before: a prompt that begins as an earlier one
+ * did is named by comparing. Any number of threads; of two at once one does without. */
+struct block_memo;
+struct block_memo *block_memo_new(void); /* 3 MiB for blocks of up to 32 tokens; NULL: no memory */
+void block_memo_free(struct block_memo *m);
+size_t block_names_memo(struct block_memo *m, const struct block_name *prev, const uint32_t *tokens,
+                        size_t n_tokens, uint32_t block_tokens, struct block_name *out);
 bool block_name_eq(const struct block_name *a, const struct block_name *b);
 uint64_t block_name_hash(const struct block_name *n); /* for tables: the first 8 bytes */

@@ -6,22 +6,12 @@
 #include <stdlib.h>
 
 #define SHORT_WORD   48
-#define CACHED_BYTES 30
-#define CACHED_IDS   6
 #define SCRATCH_KEEP (1u << 20) /* symbols; what a longer word needed is given back */
-
-struct bpe_cached {
-    uint64_t hash;
-    uint8_t n_key, n_ids;
-    char key[CACHED_BYTES];
-    uint32_t id[CACHED_IDS];
-};
 
 int bpe_scratch_init(struct bpe_scratch *s)
 {
     *s = (struct bpe_scratch){0};
-    s->cache = calloc(BPE_CACHE_SLOTS, sizeof *s->cache);
-    return s->cache ? 0 : -ENOMEM;
+    return word_cache_init(&s->cache);
 }
 
 static void drop_arrays(struct bpe_scratch *s)
@@ -38,7 +28,7 @@ static void drop_arrays(struct bpe_scratch *s)
 void bpe_scratch_fini(struct bpe_scratch *s)
 {
     drop_arrays(s);
-    free(s->cache);
+    word_cache_fini(&s->cache);
     *s = (struct bpe_scratch){0};
 }
 
@@ -91,7 +81,9 @@ static size_t char_symbols(const struct bpe *b, struct bpe_scratch *s, struct st
     uint32_t cp;
     for (size_t i = 0; i < w.n;) {
         size_t k = utf8_next(w.p + i, w.n - i, &cp);
-        uint32_t id = vocab_find(b->v, (struct str){w.p + i, k});
+        uint32_t id = cp < 0x80        ? b->ascii_id[cp]
+                      : cp == BPE_MARK ? b->mark_id
+                                       : vocab_find(b->v, (struct str){w.p + i, k});
         bool unknown = false;
         if (id != UINT32_MAX) {
             s->sym[n++] = id;
@@ -246,27 +238,18 @@ static int merge_word(const struct bpe *b, struct bpe_scratch *s, struct str w, 
     return rc;
 }
 
-int bpe_encode(const struct bpe *b, struct bpe_scratch *s, struct str word, struct ids *out)
+int bpe_encode_any(const struct bpe *b, struct bpe_scratch *s, struct str word, size_t readable,
+                   struct ids *out)
 {
+    size_t n, before = out->n;
     if (word.n == 0)
         return 0;
-    if (word.n > CACHED_BYTES) {
-        uint32_t whole = b->ignore_merges ? vocab_find(b->v, word) : UINT32_MAX;
-        return whole != UINT32_MAX ? ids_push(out, whole) : merge_word(b, s, word, out);
-    }
-    uint64_t hash = vocab_hash(word.p, word.n);
-    struct bpe_cached *c = &s->cache[hash % BPE_CACHE_SLOTS];
-    if (c->hash == hash && c->n_key == word.n && memcmp(c->key, word.p, word.n) == 0)
-        return ids_append(out, c->id, c->n_ids);
-    size_t before = out->n;
+    const uint32_t *known = word_cache_find(&s->cache, word, readable, &n);
+    if (known)
+        return ids_append(out, known, n);
     uint32_t whole = b->ignore_merges ? vocab_find(b->v, word) : UINT32_MAX;
     int rc = whole != UINT32_MAX ? ids_push(out, whole) : merge_word(b, s, word, out);
-    if (rc || out->n - before > CACHED_IDS)
-        return rc;
-    *c = (struct bpe_cached){
-        .hash = hash, .n_key = (uint8_t)word.n, .n_ids = (uint8_t)(out->n - before)};
-    memcpy(c->key, word.p, word.n);
-    if (c->n_ids)
-        memcpy(c->id, out->id + before, c->n_ids * sizeof *c->id);
-    return 0;
+    if (!rc && out->n > before)
+        word_cache_put(&s->cache, word, out->id + before, out->n - before);
+    return rc;
 }

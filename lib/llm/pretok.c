@@ -1,6 +1,7 @@
 #include "lib/llm/pretok.h"
 
 #include "lib/base/buf.h"
+#include "lib/llm/pretok_scan.h"
 #include "lib/llm/unicode_later.h"
 #include "lib/llm/utf8.h"
 
@@ -87,6 +88,14 @@ static struct pretok_stage *next_stage(struct pretok *p, struct err *e)
     return &p->stage[p->n];
 }
 
+static enum pretok_known known_pattern(struct str pattern)
+{
+    return str_eq_c(pattern, pretok_gpt2)     ? PRETOK_GPT2
+           : str_eq_c(pattern, pretok_llama3) ? PRETOK_LLAMA3
+           : str_eq_c(pattern, pretok_qwen2)  ? PRETOK_QWEN2
+                                              : PRETOK_UNKNOWN;
+}
+
 int pretok_add_regex(struct pretok *p, struct str pattern, enum pretok_behavior b, bool invert,
                      struct err *e)
 {
@@ -114,6 +123,8 @@ int pretok_add_regex(struct pretok *p, struct str pattern, enum pretok_behavior 
     bool jit = pcre2_jit_compile(re, PCRE2_JIT_COMPLETE) == 0; /* without it is only slower */
     *s = (struct pretok_stage){
         .kind = PRETOK_REGEX, .behavior = b, .invert = invert, .code = re, .jit = jit};
+    if (b == PRETOK_ISOLATED && !invert)
+        s->known = known_pattern(pattern);
     p->n++;
 out:
     buf_fini(&text);
@@ -318,9 +329,67 @@ static int run_stage(const struct run *r, size_t i, struct str text)
     return release(&q);
 }
 
+/* ---- the whole chain by a scanner ---- */
+
+/* One word that the scanner left to PCRE2. The patterns look at nothing before a word; where
+ * numbers stand alone they see the text up to the next one, which *limit remembers. */
+static int slow_word(const struct run *r, size_t stage, struct str text, size_t *at, size_t *limit)
+{
+    size_t start = 0, end = 0;
+    uint32_t cp;
+    if (stage == 0)
+        *limit = text.n;
+    else if (*limit <= *at && !find_digits(&r->p->stage[0], text, *at, limit, &end))
+        *limit = text.n;
+    struct str word = {text.p + *at, *limit - *at};
+    int rc = word.n ? find(r, stage, word, 0, &start, &end) : 0;
+    if (rc < 0)
+        return rc;
+    if (!word.n) /* a number that the scanner doesn't know */
+        word.n = utf8_next(word.p, text.n - *at, &cp);
+    else if (rc)
+        word.n = start ? start : end;
+    *at += word.n;
+    return r->word(r->arg, word);
+}
+
+static int scan_all(const struct run *r, const struct pretok_scan *s, size_t stage)
+{
+    int rc = 0;
+    for (size_t at = 0, limit = 0; at < s->text.n && !rc;) {
+        size_t end = pretok_scan_letters(s, at);
+        if (end == SCAN_UNDECIDED)
+            end = pretok_scan_word(s, at);
+        if (end == SCAN_UNDECIDED) {
+            rc = slow_word(r, stage, s->text, &at, &limit);
+            continue;
+        }
+        rc = r->word(r->arg, (struct str){s->text.p + at, end - at});
+        at = end;
+    }
+    return rc;
+}
+
+/* A known pattern alone, or after Digits(individual). */
+static bool scanner_for(const struct pretok *p, struct str text, struct pretok_scan *s,
+                        size_t *stage)
+{
+    *stage = p->n == 2 ? 1 : 0;
+    if (p->slow || !p->n || p->n > 2 || p->stage[*stage].known == PRETOK_UNKNOWN)
+        return false;
+    if (*stage && p->stage[0].kind != PRETOK_DIGIT)
+        return false;
+    return pretok_scan_init(s, p->stage[*stage].known, *stage == 1, text);
+}
+
 int pretok_run(const struct pretok *p, const struct pretok_scratch *s, struct str text,
                pretok_word_fn *word, void *arg)
 {
     struct run r = {p, s, word, arg};
-    return text.n ? run_stage(&r, 0, text) : 0;
+    struct pretok_scan fast;
+    size_t stage;
+    if (!text.n)
+        return 0;
+    return scanner_for(p, text, &fast, &stage) ? scan_all(&r, &fast, stage)
+                                               : run_stage(&r, 0, text);
 }

@@ -23,8 +23,12 @@ enum pretok_kind {
     PRETOK_DIGITS /* one by one; runs */
 };
 
+/* Patterns that pretok_scan.c knows by heart. */
+enum pretok_known { PRETOK_UNKNOWN, PRETOK_GPT2, PRETOK_LLAMA3, PRETOK_QWEN2 };
+
 struct pretok_stage {
     enum pretok_kind kind;
+    enum pretok_known known;
     enum pretok_behavior behavior;
     bool invert; /* the pattern describes what is between matches */
     void *code;  /* pcre2_code */
@@ -35,6 +39,7 @@ struct pretok_stage {
 struct pretok {
     struct pretok_stage stage[PRETOK_MAX_STAGES];
     size_t n;
+    bool slow; /* PCRE2 alone: what tests compare the scanners with */
 };
 struct pretok_scratch {
     void *match[PRETOK_MAX_STAGES]; /* pcre2_match_data */
@@ -51,6 +56,7 @@ int pretok_add_digits(struct pretok *p, bool individual, struct err *e) MUST_CHE
 int pretok_add_named(struct pretok *p, struct str name, bool *nfc, bool *ignore_merges,
                      struct err *e) MUST_CHECK;
 extern const char pretok_gpt2[]; /* the pattern of ByteLevel(use_regex) */
+extern const char pretok_llama3[], pretok_qwen2[];
 
 int pretok_scratch_init(struct pretok_scratch *s, const struct pretok *p) MUST_CHECK;
 void pretok_scratch_fini(struct pretok_scratch *s);

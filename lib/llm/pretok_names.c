@@ -9,9 +9,9 @@
 #define SPACES       "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
 #define PREFIX       "[^\\r\\n\\p{L}\\p{N}]?"
 
-static const char llama3[] =
+const char pretok_llama3[] =
     CONTRACTIONS "|" PREFIX "\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|" SPACES;
-static const char qwen2[] =
+const char pretok_qwen2[] =
     CONTRACTIONS "|" PREFIX "\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|" SPACES;
 static const char tekken[] = PREFIX UPPER "*" LOWER "+|" PREFIX UPPER "+" LOWER
                                           "*|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|" SPACES;
@@ -38,14 +38,14 @@ static const struct named names[] = {
     {"refact", {pretok_gpt2}, true, false, false},
     {"command-r", {pretok_gpt2}, true, false, false},
     {"codeshell", {pretok_gpt2}, true, false, false},
-    {"llama3", {llama3}, false, false, true},
-    {"llama-v3", {llama3}, false, false, true},
-    {"llama-bpe", {llama3}, false, false, true},
-    {"smaug-bpe", {llama3}, false, false, true},
-    {"dbrx", {llama3}, false, false, false},
-    {"qwen2", {qwen2}, false, true, false},
-    {"deepseek-r1-qwen", {qwen2}, false, true, false},
-    {"stablelm2", {qwen2}, false, false, false},
+    {"llama3", {pretok_llama3}, false, false, true},
+    {"llama-v3", {pretok_llama3}, false, false, true},
+    {"llama-bpe", {pretok_llama3}, false, false, true},
+    {"smaug-bpe", {pretok_llama3}, false, false, true},
+    {"dbrx", {pretok_llama3}, false, false, false},
+    {"qwen2", {pretok_qwen2}, false, true, false},
+    {"deepseek-r1-qwen", {pretok_qwen2}, false, true, false},
+    {"stablelm2", {pretok_qwen2}, false, false, false},
     {"tekken", {tekken}, false, false, true},
     {"gpt-4o", {gpt4o}, false, false, false},
     {"llama4", {gpt4o}, false, false, false},

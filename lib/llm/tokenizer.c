@@ -48,7 +48,10 @@ int ids_append(struct ids *v, const uint32_t *id, size_t n)
 
 int ids_push(struct ids *v, uint32_t id)
 {
-    return ids_append(v, &id, 1);
+    if (v->n == v->cap || v->n >= v->max)
+        return ids_append(v, &id, 1);
+    v->id[v->n++] = id;
+    return 0;
 }
 
 /* ---- scratch: one per thread that encodes right now, kept with its warm word cache ---- */
@@ -155,11 +158,34 @@ static int norm_replace(struct str in, struct str a, struct str b, struct buf *o
     return rc;
 }
 
+static int replace_byte(struct str in, char a, struct str b, struct buf *out)
+{
+    size_t hits = 0;
+    for (size_t i = 0; i < in.n; i++)
+        hits += in.p[i] == a;
+    int rc = buf_reserve(out, in.n + hits * b.n);
+    if (rc)
+        return rc;
+    char *to = out->data + out->n;
+    for (size_t i = 0; i < in.n; i++) {
+        if (in.p[i] != a) {
+            *to++ = in.p[i];
+            continue;
+        }
+        memcpy(to, b.p, b.n);
+        to += b.n;
+    }
+    out->n = (size_t)(to - out->data);
+    *to = 0;
+    return 0;
+}
+
 static int norm_apply(const struct norm_step *st, struct str in, bool at_start, struct buf *out)
 {
     struct str a = str_c(st->a), b = str_c(st->b);
     switch (st->kind) {
-    case NORM_REPLACE: return norm_replace(in, a, b, out);
+    case NORM_REPLACE:
+        return a.n == 1 ? replace_byte(in, *a.p, b, out) : norm_replace(in, a, b, out);
     case NORM_NFC:
     case NORM_NFD:
     case NORM_NFKC:
@@ -204,38 +230,59 @@ struct encoding {
     struct tok_scratch *s;
     struct ids *out;
     bool parse_special;
+    const char *end; /* of the text that words are views of */
 };
 
+static bool is_mark(struct str w, size_t i)
+{
+    return i + 3 <= w.n && memcmp(w.p + i, SPM_SPACE, 3) == 0;
+}
+
+/* Whether no token holds what is on both sides of i: the last byte before and the first after. */
+static bool may_cut(const struct tokenizer *t, struct str w, size_t i)
+{
+    unsigned char before = (unsigned char)w.p[i - 1], after = (unsigned char)w.p[i];
+    if (is_mark(w, i))
+        return !t->joins[before];
+    if (after == '\n')
+        return t->cuts_lines && !t->joins_line[before];
+    return before == '\n' && t->cuts_lines && !t->line_joins[after];
+}
+
 /* A SentencePiece text has no words, but where no token crosses from a character to a following
- * U+2581 the merges on both sides can't meet: cutting there changes nothing and lets words be short
- * and cached. */
+ * U+2581, or to or from a line's end, the merges on both sides can't meet: cutting there changes
+ * nothing and lets words be short and cached. */
 static size_t spm_word_end(const struct tokenizer *t, struct str w)
 {
-    static const char mark[] = SPM_SPACE;
-    size_t i = 0;
-    while (i + 3 <= w.n && memcmp(w.p + i, mark, 3) == 0)
-        i += 3;
-    for (;;) {
-        const char *hit = i < w.n ? memmem(w.p + i, w.n - i, mark, 3) : NULL;
-        if (!hit)
-            return w.n;
-        i = (size_t)(hit - w.p);
-        if (i > 0 && !t->joins[(unsigned char)w.p[i - 1]])
+    for (size_t i = 0; i < w.n;) {
+        if (is_mark(w, i)) {
+            do
+                i += 3;
+            while (is_mark(w, i));
+        } else if (w.p[i] == '\n') {
+            while (i < w.n && w.p[i] == '\n')
+                i++;
+        } else {
+            do
+                i++;
+            while (i < w.n && w.p[i] != '\n' && w.p[i] != SPM_SPACE[0]);
+        }
+        if (i < w.n && may_cut(t, w, i))
             return i;
-        while (i + 3 <= w.n && memcmp(w.p + i, mark, 3) == 0)
-            i += 3;
     }
+    return w.n;
 }
 
 static int encode_word(void *arg, struct str word)
 {
     struct encoding *c = arg;
     if (!c->t->spm)
-        return bpe_encode(&c->t->bpe, &c->s->bpe, word, c->out);
+        return bpe_encode(&c->t->bpe, &c->s->bpe, word, (size_t)(c->end - word.p), c->out);
     int rc = 0;
     while (word.n && !rc) {
         size_t k = spm_word_end(c->t, word);
-        rc = bpe_encode(&c->t->bpe, &c->s->bpe, (struct str){word.p, k}, c->out);
+        rc = bpe_encode(&c->t->bpe, &c->s->bpe, (struct str){word.p, k}, (size_t)(c->end - word.p),
+                        c->out);
         word.p += k;
         word.n -= k;
     }
@@ -244,11 +291,12 @@ static int encode_word(void *arg, struct str word)
 
 /* Text between raw added tokens: normalise, match the added tokens that see normalised text, cut
  * into words. */
-static int encode_segment(struct encoding *c, struct str text, bool at_start)
+static int cut_segment(struct encoding *c, struct str text, bool at_start)
 {
     int rc = text.n ? normalize(c->t, c->s, at_start, &text) : 0;
     size_t from = 0;
     struct added_match m;
+    c->end = text.p + text.n;
     while (!rc && added_next(&c->t->added, text, from, true, c->parse_special, &m)) {
         rc = pretok_run(&c->t->pre, &c->s->pre, (struct str){text.p + from, m.start - from},
                         encode_word, c);
@@ -259,6 +307,22 @@ static int encode_segment(struct encoding *c, struct str text, bool at_start)
     if (!rc)
         rc = pretok_run(&c->t->pre, &c->s->pre, (struct str){text.p + from, text.n - from},
                         encode_word, c);
+    return rc;
+}
+
+static int encode_segment(struct encoding *c, struct str text, bool at_start)
+{
+    struct segment_cache *cache = c->t->segments;
+    if (!cache || text.n < SEGMENT_MIN_BYTES)
+        return cut_segment(c, text, at_start);
+    struct segment s = segment_of(cache, text, at_start | (c->parse_special ? 2u : 0u));
+    size_t before = c->out->n;
+    int rc = segment_cache_find(cache, &s, c->out);
+    if (rc)
+        return rc < 0 ? rc : 0;
+    rc = cut_segment(c, text, at_start);
+    if (!rc)
+        segment_cache_put(cache, &s, c->out->id + before, c->out->n - before);
     return rc;
 }
 
@@ -303,7 +367,8 @@ int tokenizer_encode(const struct tokenizer *t, struct str text, unsigned flags,
     struct tok_scratch *s = scratch_take(t);
     if (!s)
         return err_set(e, ENOMEM, "not enough memory to tokenize");
-    struct encoding c = {t, s, out, flags & TOKENIZE_PARSE_SPECIAL};
+    struct encoding c = {
+        .t = t, .s = s, .out = out, .parse_special = flags & TOKENIZE_PARSE_SPECIAL};
     size_t before = out->n;
     int rc = encode_all(&c, text.p ? text : STR(""), flags);
     scratch_give(t, s);
@@ -382,6 +447,7 @@ void tokenizer_free(struct tokenizer *t)
         free(t->norm[i].a);
         free(t->norm[i].b);
     }
+    segment_cache_free(t->segments);
     vocab_fini(&t->v);
     added_fini(&t->added);
     pretok_fini(&t->pre);
@@ -391,6 +457,12 @@ void tokenizer_free(struct tokenizer *t)
     free(t->out_bytes);
     pthread_mutex_destroy(&t->lock);
     free(t);
+}
+
+void tokenizer_remember(struct tokenizer *t, size_t bytes)
+{
+    if (!t->segments)
+        t->segments = segment_cache_new(bytes); /* without it everything is only slower */
 }
 
 void tokenizer_freep(struct tokenizer **t)

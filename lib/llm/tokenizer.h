@@ -34,6 +34,10 @@ int tokenizer_open(const char *path, struct tokenizer **out, struct err *e) MUST
 void tokenizer_free(struct tokenizer *t); /* NULL is fine */
 void tokenizer_freep(struct tokenizer **t);
 
+/* From now on texts between special tokens that come up again are looked up, within so many bytes
+ * of memory. Before the first use by other threads. */
+void tokenizer_remember(struct tokenizer *t, size_t bytes);
+
 enum tokenizer_flags {
     TOKENIZE_ADD_SPECIAL = 1, /* BOS (and EOS) where the model wants them */
     TOKENIZE_PARSE_SPECIAL =

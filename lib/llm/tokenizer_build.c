@@ -55,6 +55,7 @@ static int hex_byte(struct str key)
 
 static void find_byte_ids(struct tokenizer *t)
 {
+    t->bpe.mark_id = vocab_find(&t->v, STR(SPM_SPACE));
     for (unsigned b = 0; b < 256; b++) {
         char text[8];
         if (t->bpe.byte_level) {
@@ -63,11 +64,13 @@ static void find_byte_ids(struct tokenizer *t)
         } else {
             snprintf(text, sizeof text, "<0x%02X>", b);
             t->bpe.byte_id[b] = vocab_find(&t->v, str_c(text));
+            if (b < 0x80)
+                t->bpe.ascii_id[b] = vocab_find(&t->v, (struct str){(char[]){(char)b}, 1});
         }
     }
 }
 
-/* Notes which characters some token holds right before a U+2581 (see spm_word_end). */
+/* Notes what some token holds right before a U+2581 and beside a line's end (see spm_word_end). */
 static void find_joins(struct tokenizer *t)
 {
     for (uint32_t id = 0; id < t->v.n; id++) {
@@ -78,7 +81,13 @@ static void find_joins(struct tokenizer *t)
         for (size_t i = 1; i < 3 && i + 3 <= k.n; i++)
             if (memcmp(k.p + i, SPM_SPACE, 3) == 0)
                 t->joins[(unsigned char)k.p[i - 1]] = true;
+        for (size_t i = 1; i < k.n; i++) {
+            bool before = k.p[i - 1] == '\n', after = k.p[i] == '\n';
+            t->joins_line[(unsigned char)k.p[i - 1]] |= after && !before;
+            t->line_joins[(unsigned char)k.p[i]] |= before && !after;
+        }
     }
+    t->cuts_lines = t->bpe.ascii_id['\n'] != UINT32_MAX;
 }
 
 static int out_append(struct buf *out, const struct tokenizer *t, uint32_t id, const char *literal)

@@ -5,6 +5,7 @@
 #include "lib/llm/added.h"
 #include "lib/llm/bpe.h"
 #include "lib/llm/pretok.h"
+#include "lib/llm/segment_cache.h"
 #include "lib/llm/tokenizer.h"
 
 #include <pthread.h>
@@ -46,6 +47,9 @@ struct tokenizer {
     bool spm;              /* U+2581 for spaces */
     bool strip_left_space; /* decoding drops one space at the beginning */
     bool joins[256];       /* last bytes of characters that a token holds right before U+2581 */
+    bool joins_line[256];  /* bytes that a token holds right before a line's end */
+    bool line_joins[256];  /* and right after one */
+    bool cuts_lines;       /* a line's end is a token: nothing is fused across it as unknown */
 
     uint32_t bos, eos, pad;
     uint32_t prefix[TOKENIZER_MAX_TEMPLATE], suffix[TOKENIZER_MAX_TEMPLATE];
@@ -61,7 +65,8 @@ struct tokenizer {
     uint32_t *out_off; /* [n+1] */
     char *out_bytes;
 
-    pthread_mutex_t lock; /* guards idle */
+    struct segment_cache *segments; /* NULL: tokenizer_remember was not called */
+    pthread_mutex_t lock;           /* guards idle */
     struct tok_scratch *idle;
 };
 

@@ -74,10 +74,10 @@ bool utf8_is_partial(const char *p, size_t n)
 static size_t ascii_run(const char *p, size_t n)
 {
     size_t i = 0;
-    for (; i + 8 <= n; i += 8) {
-        uint64_t w;
-        memcpy(&w, p + i, 8);
-        if (w & 0x8080808080808080u)
+    for (; i + 32 <= n; i += 32) {
+        uint64_t w[4];
+        memcpy(w, p + i, sizeof w);
+        if ((w[0] | w[1] | w[2] | w[3]) & 0x8080808080808080u)
             break;
     }
     while (i < n && !(p[i] & 0x80))

@@ -32,6 +32,11 @@ static inline void put(struct buf *out, const char *p, size_t n)
     ASSERT(buf_append(out, p, n) == 0);
 }
 
+static inline void put_cstr(struct buf *out, const char *z)
+{
+    put(out, z, strlen(z));
+}
+
 static inline void put_one_of(struct buf *out, const json_t *list, struct rng *r)
 {
     const json_t *s = json_array_get(list, (size_t)rng_below(r, json_array_size(list)));

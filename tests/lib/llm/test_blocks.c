@@ -1,5 +1,6 @@
 /* Names of KV blocks: fixed vectors (they are in caches, indexes and events of other processes),
  * and chaining. */
+#include "lib/base/rng.h"
 #include "lib/llm/blocks.h"
 
 #include <setjmp.h>
@@ -57,6 +58,34 @@ static void a_chain_can_be_continued_from_its_last_name(void **state)
         assert_true(block_name_eq(&all[i], &some[i]));
 }
 
+/* Prompts of one conversation, of several, of two block sizes and seeds, more than fit. */
+static void a_memory_of_names_changes_none(void **state)
+{
+    (void)state;
+    struct block_memo *m = block_memo_new();
+    struct rng r = {20261130u};
+    static uint32_t tokens[40 * 32], base[40 * 32];
+    static struct block_name want[40 * 8], got[40 * 8];
+    assert_non_null(m);
+    for (int i = 0; i < 4000; i++) {
+        uint32_t per = rng_below(&r, 4) ? 32 : rng_below(&r, 2) ? 4 : 64;
+        char revision[2] = {(char)('a' + rng_below(&r, 2)), 0};
+        struct block_name seed = seed_of(revision, "f16", "", "", 32); /* one for several sizes */
+        uint64_t story = rng_below(&r, i < 2000 ? 5 : 2000), same = rng_below(&r, 40 * 32);
+        struct rng of_story = {story};
+        for (size_t k = 0; k < 40 * 32; k++)
+            base[k] = (uint32_t)rng_below(&of_story, 50000);
+        memcpy(tokens, base, sizeof tokens);
+        if (rng_below(&r, 2))
+            for (size_t k = same; k < 40 * 32; k++)
+                tokens[k] = (uint32_t)rng_below(&r, 50000);
+        size_t n = block_names(&seed, tokens, 40 * 32 - 3, per, want);
+        assert_int_equal(block_names_memo(m, &seed, tokens, 40 * 32 - 3, per, got), n);
+        assert_memory_equal(want, got, n * sizeof *want);
+    }
+    block_memo_free(m);
+}
+
 static void every_part_of_the_space_changes_the_names(void **state)
 {
     (void)state;
@@ -91,6 +120,7 @@ int main(void)
         cmocka_unit_test(names_are_the_fixed_vectors),
         cmocka_unit_test(only_full_blocks_have_names),
         cmocka_unit_test(a_chain_can_be_continued_from_its_last_name),
+        cmocka_unit_test(a_memory_of_names_changes_none),
         cmocka_unit_test(every_part_of_the_space_changes_the_names),
         cmocka_unit_test(one_token_changes_its_block_and_all_after_it),
     };

@@ -101,6 +101,57 @@ static void facts_of_smollm2_are_read_from_the_file(void **state)
     assert_true(str_starts(tokenizer_chat_template(t), STR("{% for message in messages %}")));
 }
 
+/* A conversation of `n` messages out of 60 long texts; the same ones come up again and again. */
+static void conversation_at(struct rng *r, const char *turn, struct buf *piece, struct buf *out)
+{
+    buf_reset(out);
+    for (uint64_t n = 1 + rng_below(r, 5); n; n--) {
+        uint64_t which = rng_below(r, 60);
+        for (uint64_t i = 0; i < 4; i++) {
+            string_at(&tables, which * 4 + i, piece);
+            put(out, piece->data, piece->n);
+        }
+        put_cstr(out, rng_below(r, 8) ? turn : "");
+    }
+}
+
+static void check_remembering(const char *file, const char *turn)
+{
+    CLEANUP(tokenizer_freep) struct tokenizer *plain = open_model(file);
+    CLEANUP(tokenizer_freep) struct tokenizer *keeps = open_model(file);
+    struct buf piece, text;
+    struct ids want, got;
+    struct rng r = {GOLDEN_SEED};
+    tokenizer_remember(keeps, 1u << 16); /* some fit, others go */
+    buf_init(&piece, 1 << 20);
+    buf_init(&text, 1 << 20);
+    ids_init(&want, 1 << 20);
+    ids_init(&got, 1 << 20);
+    for (int i = 0; i < 400; i++) {
+        unsigned flags = (unsigned)rng_below(&r, 4);
+        conversation_at(&r, turn, &piece, &text);
+        want.n = got.n = 0;
+        assert_int_equal(tokenizer_encode(plain, buf_view(&text), flags, &want, NULL), 0);
+        assert_int_equal(tokenizer_encode(keeps, buf_view(&text), flags, &got, NULL), 0);
+        if (want.n != got.n || memcmp(want.id, got.id, want.n * 4))
+            fail_msg("%s: conversation %d (seed %u) has other ids from memory", file, i,
+                     GOLDEN_SEED);
+    }
+    buf_fini(&piece);
+    buf_fini(&text);
+    ids_fini(&want);
+    ids_fini(&got);
+}
+
+static void what_is_remembered_changes_no_ids(void **state)
+{
+    (void)state;
+    check_remembering("SmolLM2-135M-Instruct.Q4_1.gguf", "<|im_end|>\n<|im_start|>user\n");
+    check_remembering("gemma-3-270m.Q4_K_M.gguf", "<end_of_turn>\n<start_of_turn>model\n");
+    check_remembering(GOLDEN "small-llama2.json", "</s><s>");
+    check_remembering(GOLDEN "small-llama3.json", "<|eot_id|>");
+}
+
 static void control_tokens_in_plain_text_stay_text(void **state)
 {
     (void)state;
@@ -359,6 +410,7 @@ int main(void)
         cmocka_unit_test(smollm2_from_gguf_gives_hugging_faces_ids),
         cmocka_unit_test(gemma3_from_gguf_gives_hugging_faces_ids),
         cmocka_unit_test(each_pipeline_of_tokenizer_json_gives_hugging_faces_ids),
+        cmocka_unit_test(what_is_remembered_changes_no_ids),
         cmocka_unit_test(facts_of_smollm2_are_read_from_the_file),
         cmocka_unit_test(control_tokens_in_plain_text_stay_text),
         cmocka_unit_test(decoding_gives_the_repaired_text_back),
