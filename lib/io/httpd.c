@@ -12,6 +12,9 @@
 #include <sys/epoll.h>
 #include <unistd.h>
 
+#define RESERVED_BODY                                                                              \
+    (256u << 10) /* a body of up to this announced length gets its memory at once */
+
 static void run(struct httpd *h);
 
 static void on_idle(uv_idle_t *idle)
@@ -146,6 +149,8 @@ static enum MHD_Result begin(struct httpd_req *r, struct MHD_Connection *mc, con
         httpd_req_refuse(r, 400, "Content-Length and Transfer-Encoding exclude each other");
     else if (length && (str_to_u64(str_c(length), 0, UINT64_MAX, &n) || n > r->h->c.max_body_bytes))
         refuse_large(r);
+    else if (n && n <= RESERVED_BODY && buf_reserve(&r->body, n))
+        httpd_req_refuse(r, 503, "no memory for the request's body");
     return r->refused ? httpd_req_answer(r) : MHD_YES;
 }
 

@@ -83,17 +83,26 @@ static size_t utf8_char(const unsigned char *p, size_t n)
     return len;
 }
 
-/* Bytes at the front that need no look: printable ASCII other than '"' and '\\'. Eight at a time.
+typedef signed char bytes16 __attribute__((vector_size(16)));
+
+/* All ones where a byte needs a look: control characters, other than ASCII (negative), '"', '\\'.
  */
+static inline bytes16 looks(const char *p)
+{
+    bytes16 w;
+    memcpy(&w, p, sizeof w);
+    return (w < 0x20) | (w == '"') | (w == '\\');
+}
+
+/* Bytes at the front that need no look: printable ASCII other than '"' and '\\'. 16 at a time. */
 static size_t plain_run(const char *p, size_t n)
 {
-    const uint64_t ones = 0x0101010101010101u, high = 0x8080808080808080u;
     size_t i = 0;
-    for (; i + 8 <= n; i += 8) {
-        uint64_t w;
-        memcpy(&w, p + i, 8);
-        uint64_t q = w ^ (ones * '"'), b = w ^ (ones * '\\');
-        if ((w | (w - ones * 0x20) | (q - ones) | (b - ones)) & high)
+    for (; i + 16 <= n; i += 16) {
+        bytes16 any = looks(p + i);
+        uint64_t half[2];
+        memcpy(half, &any, sizeof half);
+        if (half[0] | half[1])
             break;
     }
     while (i < n && (unsigned char)p[i] >= 0x20 && (unsigned char)p[i] < 0x80 && p[i] != '"' &&
