@@ -236,7 +236,8 @@ static int name_blocks(struct exchange *x, struct job *j)
     j->names = arena_alloc(&x->arena, n * sizeof *j->names);
     if (!j->names)
         return out_of_memory(x);
-    j->n_names = block_names(&x->d->seed, j->tokens.id, j->n_prompt, per, j->names);
+    j->n_names =
+        block_names_memo(x->model->named, &x->d->seed, j->tokens.id, j->n_prompt, per, j->names);
     return 0;
 }
 

@@ -12,7 +12,8 @@
 #include <sys/stat.h>
 
 #define MAX_CONFIG_BYTES (4u << 20)
-#define WORKERS_MAX      4 /* that are asked for a model's head */
+#define REMEMBERED_BYTES (16u << 20) /* texts of conversations that go on, with their tokens */
+#define WORKERS_MAX      4           /* that are asked for a model's head */
 
 struct load {
     uv_work_t work;
@@ -214,6 +215,8 @@ static int read_path(const char *path, struct model *m, struct err *e)
     if (!m->max_context || m->max_context > 1u << 20)
         m->max_context = 1u << 20;
     m->shape.kv_element_bytes = 2;
+    tokenizer_remember(m->tokenizer, REMEMBERED_BYTES);
+    m->named = block_memo_new();
     compile_chat(m);
     return 0;
 }
@@ -297,5 +300,6 @@ void model_unref(struct model *m)
         return;
     tokenizer_free(m->tokenizer);
     chat_template_free(m->chat);
+    block_memo_free(m->named);
     free(m);
 }

@@ -4,6 +4,7 @@
  * touched on the loop's thread only. */
 #pragma once
 #include "lib/cost/predict.h"
+#include "lib/llm/blocks.h"
 #include "lib/llm/template.h"
 #include "lib/llm/tokenizer.h"
 
@@ -16,6 +17,7 @@ struct model {
     char chat_error[256];
     uint32_t max_context; /* tokens */
     struct cost_shape shape;
+    struct block_memo *named; /* NULL: no memory for it */
 };
 
 /* The folder that worker pods mount for local models; sources name files by that path. Where the
