@@ -3,7 +3,8 @@
  *   router sink PORT            answers at once, without a model: as a Baton worker (events,
  * generate) and as an OpenAI-compatible server, so that every router has the same backend. An
  * answer has 16 tokens. router load PORT BODY CONNECTIONS SECONDS [PATH] posts the file BODY over
- * so many connections; prints JSON: requests, errors, microseconds router tokenize MODEL TEXT
+ * so many connections; prints JSON: requests, errors, microseconds. A mark @@@@@@@@ in
+ * it is a number that no other request has. router tokenize MODEL TEXT
  * microseconds of tokenising the file TEXT, and of naming its blocks */
 #include "lib/base/clock.h"
 #include "lib/base/log.h"
@@ -18,6 +19,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #define TOKENS      16
 #define MAX_SAMPLES 1000000
@@ -241,9 +243,11 @@ struct load {
     uint64_t end_ns, n, errors;
     unsigned active;
     uint32_t *sample; /* microseconds */
+    size_t mark;      /* offset in the body */
 };
 struct client {
     struct load *l;
+    char *body; /* its own, where it has the mark */
     uint64_t start_ns;
 };
 static void start_one(struct client *c);
@@ -275,6 +279,13 @@ static void start_one(struct client *c)
                              .body = buf_view(&l->body),
                              .on_done = on_done,
                              .ctx = c};
+    if (c->body) {
+        static uint32_t serial;
+        char digits[9];
+        snprintf(digits, sizeof digits, "%08x", ++serial + (uint32_t)getpid() * 100000u);
+        memcpy(c->body + l->mark, digits, 8);
+        r.body.p = c->body;
+    }
     c->start_ns = clock_mono_ns();
     l->active++;
     if (!conn_start(l->pool, &r, &e)) {
@@ -316,8 +327,13 @@ static int run_load(uint16_t port, const char *file, unsigned connections, doubl
     l.pool = conn_pool_new(&loop, connections);
     l.end_ns = clock_mono_ns() + (uint64_t)(seconds * 1e9);
     struct client *c = xcalloc(connections, sizeof *c);
+    const char *mark = memmem(l.body.data, l.body.n, "@@@@@@@@", 8);
     for (unsigned i = 0; i < connections; i++) {
         c[i].l = &l;
+        if (mark) {
+            l.mark = (size_t)(mark - l.body.data);
+            c[i].body = str_dup(buf_view(&l.body));
+        }
         start_one(&c[i]);
     }
     uv_run(&loop, UV_RUN_DEFAULT);

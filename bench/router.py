@@ -6,7 +6,8 @@
 Every router has the same backend (bench/router.c, `sink`), which answers at once with 16 tokens, whole or one by one. CPU is what the
 kernel counts for the router's process (/proc/PID/task/*/schedstat) during a load of N connections, divided by the requests answered;
 rounds of all routers alternate, the median is printed. Baton tokenises and names KV blocks; the others forward bytes: its tokenising is
-measured apart (`tokenise`) and taken off in the column `without`. vllm-router is installed into a folder of the cache when pip can."""
+measured apart (`tokenise`) and taken off in the column `without`. No two prompts are the same (`whole`, `stream`: the answer), so only
+words are known from before; `again` is the same prompt each time, answered whole. vllm-router is installed into a folder of the cache when pip can."""
 import argparse
 import glob
 import json
@@ -27,6 +28,7 @@ CACHE = pathlib.Path(os.environ.get("BATON_CACHE", pathlib.Path.home() / ".cache
 MODEL = CACHE / "models/SmolLM2-135M-Instruct.Q4_1.gguf"
 TOOL = BUILD / "bench/router"
 SIZES = {"64": 64, "1k": 1024, "8k": 7900}
+KINDS = ("whole", "stream", "again")
 VLLM_ROUTER = "vllm-router==0.1.17"
 
 
@@ -138,11 +140,13 @@ class Bench:
         out = subprocess.run([TOOL, "load", str(port), body, str(connections), str(seconds)], capture_output=True, text=True, check=True)
         return json.loads(out.stdout)
 
-    def measure(self, name, size, stream):
+    def measure(self, name, size, kind):
         port, p = self.routers[name]
-        body = self.dir / f"body-{size}-{stream}.json"
+        stream = kind == "stream"
+        body = self.dir / f"body-{size}-{kind}.json"
+        mark = "" if kind == "again" else "@@@@@@@@ "  # the load tool's: a number that no other request has
         # `"stream": true` is the sink's mark; a worker learns it by the seed, for the wire has no such word
-        o = {"model": "m", "messages": [{"role": "user", "content": text_of(SIZES[size])}], "max_tokens": 16}
+        o = {"model": "m", "messages": [{"role": "user", "content": mark + text_of(SIZES[size])}], "max_tokens": 16}
         o.update({"stream": True, "seed": 1} if stream else {"seed": 2})
         body.write_text(json.dumps(o))
         self.load(port, body, self.args.connections, 0.2)
@@ -161,9 +165,9 @@ class Bench:
         results = {}
         for _ in range(self.args.rounds):
             for size in self.args.sizes.split(","):
-                for stream in (False, True):
+                for kind in KINDS:
                     for name in self.routers:
-                        results.setdefault((size, stream, name), []).append(self.measure(name, size, stream))
+                        results.setdefault((size, kind, name), []).append(self.measure(name, size, kind))
         return results
 
     def close(self):
@@ -195,12 +199,12 @@ def main():
     print(f"router CPU, microseconds a request; {args.connections} connections, 16 tokens an answer, median of {args.rounds} rounds")
     print(f"{'prompt':>6} {'answer':>7} {'router':>12} {'CPU':>8} {'without':>8} {'P50 us':>8} {'req/s':>8} {'errors':>6} {'RSS MB':>7}")
     rows = []
-    for (size, stream, name), list_ in results.items():
+    for (size, kind, name), list_ in results.items():
         med = {k: statistics.median(r[k] for r in list_) for k in list_[0]}
         t = tokens[size]
-        without = med["cpu_us"] - (t["tokenize_us"] + t["name_us"] if name == "baton" else 0)
-        rows.append({"prompt": size, "tokens": t["tokens"], "stream": stream, "router": name, "without_tokenising_us": without, **med})
-        print(f"{size:>6} {'stream' if stream else 'whole':>7} {name:>12} {med['cpu_us']:8.1f} {without:8.1f} {med['p50_us']:8.0f} "
+        without = med["cpu_us"] - (t["tokenize_us"] + t["name_us"] if name == "baton" and kind != "again" else 0)
+        rows.append({"prompt": size, "tokens": t["tokens"], "answer": kind, "router": name, "without_tokenising_us": without, **med})
+        print(f"{size:>6} {kind:>7} {name:>12} {med['cpu_us']:8.1f} {without:8.1f} {med['p50_us']:8.0f} "
               f"{med['requests'] / args.seconds:8.0f} {med['errors']:6.0f} {med['rss_kb'] / 1024:7.1f}")
     for size, t in tokens.items():
         print(f"tokenise {size}: {t['tokens']} tokens, {t['tokenize_us']:.0f} us; naming blocks {t['name_us']:.1f} us")
