@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -46,7 +47,7 @@ def foreign_definition(kind):
 def cluster():
     c = kubernetes.Cluster(controllers=())
     try:
-        c.kubectl("apply", "-f", str(CHART / "crds"))
+        c.kubectl("apply", "-f", str(ROOT / "manifests/crds"))
         c.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
         for kind in ("PodMonitor", "PrometheusRule"):  # of the Prometheus operator; their contents are checked elsewhere
             c.kubectl("apply", "-f", "-", input=json.dumps(foreign_definition(kind)))
@@ -81,11 +82,6 @@ def objects(cluster, text):
 def test_lint_finds_nothing():
     out = helm("lint", "--strict", CHART).stdout
     assert "0 chart(s) failed" in out and "WARNING" not in out and "ERROR" not in out
-
-
-def test_its_custom_resources_are_those_of_manifests():
-    ours, theirs = {p.name: p.read_bytes() for p in (CHART / "crds").iterdir()}, {p.name: p.read_bytes() for p in (ROOT / "manifests/crds").iterdir()}
-    assert ours == theirs, "cp manifests/crds/*.yaml charts/baton/crds/"
 
 
 def test_its_version_is_that_of_the_programs():
@@ -131,6 +127,8 @@ VARIANTS = {
     "external metrics with a certificate": ["externalMetrics.enabled=true", "externalMetrics.tlsSecret=metrics-tls", "externalMetrics.caBundle=" + CA],
     "gpu": ["agent.gpu.enabled=true", "agent.priorityClassName="],
     "monitoring": ["monitoring.podMonitors.enabled=true", "monitoring.alerts.enabled=true", "monitoring.dashboards.enabled=true"],
+    "keeps nothing": ["crds.keep=false"],
+    "no definitions": ["crds.enabled=false", "uninstall.deleteWorkloads=true"],
     "more environment": ["controller.extraEnv[0].name=BATON_X", "controller.extraEnv[0].value=1", "router.podAnnotations.a/b=c"],
 }
 
@@ -214,7 +212,7 @@ def test_wrong_values_are_refused_with_their_name(value, says):
 
 def test_install_rights_upgrade_and_uninstall(cluster):
     at = ("--kubeconfig", cluster.kubeconfig, "--namespace", "prod")
-    out = helm("install", "baton", CHART, *at, "--create-namespace").stdout
+    out = helm("install", "baton", CHART, *at, "--create-namespace", "--set", "crds.enabled=false").stdout
     assert "kubectl -n prod apply" in out
 
     def can(who, verb, what, *where):
@@ -230,13 +228,50 @@ def test_install_rights_upgrade_and_uninstall(cluster):
             ("agent", ("delete", "pods", "-n", "prod"), "no"), ("agent", ("patch", "nodeinventories/status"), "yes")]:
         assert can(who, *what) == wanted, (who, what)
     cluster.kubectl("-n", "prod", "create", "-f", "-", input=(ROOT / "manifests/samples/chat.yaml").read_text())
-    helm("upgrade", "baton", CHART, *at, "--set", "router.replicas=3")
+    helm("upgrade", "baton", CHART, *at, "--set", "router.replicas=3,crds.enabled=false")
     assert cluster.get("-n", "prod", "deployment", "baton-router")["spec"]["replicas"] == 3
     helm("uninstall", "baton", *at, "--no-hooks")  # its Jobs need a kubelet; tests/rbac runs what they run
     left = cluster.kubectl("-n", "prod", "get", "all,sa,role,rolebinding,pdb", "-o", "name").stdout.split()
     assert [x for x in left if "baton-" in x] == []
     assert cluster.kubectl("get", "clusterrole,clusterrolebinding,validatingadmissionpolicy", "-o", "name").stdout.count("baton-") == 0
     assert "inferencedeployment.serving.baton.dev/chat" in left, "what users made stays, with its CRD"
+
+
+def test_definitions_are_upgraded_kept_and_removed(cluster, tmp_path):
+    """A release that had them in crds/, where Helm never looks again; then this chart; then nothing."""
+    ours = ("inferencedeployments", "workerpools", "nodeinventories")
+    at = ("--kubeconfig", cluster.kubeconfig, "--namespace", "kept")
+
+    def columns():
+        r = cluster.kubectl("get", "crd", "workerpools.serving.baton.dev", "-o", "json", check=False)
+        return len(json.loads(r.stdout)["spec"]["versions"][0]["additionalPrinterColumns"]) if r.returncode == 0 else None
+    old = tmp_path / "baton"
+    shutil.copytree(CHART, old)
+    (old / "templates/crds.yaml").unlink()
+    (old / "definitions").rename(old / "crds")
+    text, n = re.subn(r"        - name: Role\n          type: string\n(          .*\n)*", "", (old / "crds/workerpools.yaml").read_text(), count=1)
+    assert n == 1
+    (old / "crds/workerpools.yaml").write_text(text)
+    cluster.kubectl("delete", "-f", str(ROOT / "manifests/crds"), "--wait", "--timeout=60s")
+    try:
+        helm("install", "baton", old, *at, "--create-namespace")
+        before = columns()
+        cluster.kubectl("-n", "kept", "create", "-f", "-", input=(ROOT / "manifests/samples/chat.yaml").read_text())
+        uid = cluster.get("-n", "kept", "infd", "chat")["metadata"]["uid"]
+        assert "invalid ownership metadata" in helm("upgrade", "baton", CHART, *at, check=False).stderr
+        notes = helm("upgrade", "baton", CHART, *at, "--take-ownership").stdout  # as docs/operations.md says
+        assert "kubectl delete crd -l app.kubernetes.io/part-of=baton" in notes
+        assert columns() == before + 1, "helm upgrade upgrades them"
+        out = helm("uninstall", "baton", *at)  # no hooks: nothing needs a kubelet
+        assert all(name in out.stdout + out.stderr for name in ours), "Helm says what it keeps"
+        assert cluster.get("-n", "kept", "infd", "chat")["metadata"]["uid"] == uid, "what users made stays"
+        assert "EVERY InferenceDeployment" in helm("install", "baton", CHART, *at, "--set", "crds.keep=false").stdout
+        helm("uninstall", "baton", *at, "--no-hooks")  # the controller is gone: nobody could take a finalizer away
+        cluster.kubectl("wait", "--for=delete", "--timeout=30s", *(f"crd/{name}.serving.baton.dev" for name in ours))
+        assert columns() is None
+    finally:
+        cluster.kubectl("apply", "-f", str(ROOT / "manifests/crds"))
+        cluster.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
 
 
 def yaml_blocks():

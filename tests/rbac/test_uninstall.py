@@ -11,8 +11,8 @@ HELM = os.environ.get("BATON_HELM", CACHE / "bin/helm")
 
 
 def rendered():
-    r = subprocess.run([HELM, "template", "baton", ROOT / "charts/baton", "-n", "leaving", "--show-only", "templates/uninstall.yaml"],
-                       capture_output=True, text=True, timeout=60)
+    r = subprocess.run([HELM, "template", "baton", ROOT / "charts/baton", "-n", "leaving", "--show-only", "templates/uninstall.yaml",
+                        "--set", "uninstall.deleteWorkloads=true"], capture_output=True, text=True, timeout=60)
     assert r.returncode == 0, r.stderr
     return r.stdout.split("\n---\n")
 

@@ -153,3 +153,8 @@ roleRef: {apiGroup: rbac.authorization.k8s.io, kind: {{ $kind }}, name: {{ .me.n
 subjects:
   - {kind: ServiceAccount, name: {{ .me.name }}, namespace: {{ .me.root.Release.Namespace }}}
 {{- end }}
+
+{{- /* Not empty: helm uninstall deletes what runs in the namespace. */}}
+{{- define "baton.deletesWorkloads" -}}
+{{- if or .Values.uninstall.deleteWorkloads (not .Values.crds.keep) }}yes{{ end }}
+{{- end }}
