@@ -292,6 +292,24 @@ static void tokenize(struct exchange *x)
 
 /* ---- back on the loop ---- */
 
+/* Without its tokenizer a request can't be held; the model is woken all the same, so that a worker
+ * can tell it and the client's next attempt finds both. */
+static int without_model(struct exchange *x)
+{
+    struct deployment *d = x->d;
+    if (d->wakes && !deployment_has_workers(d)) {
+        wake_push(x->r, d, clock_mono_ns());
+        httpd_set_header(x->req, "retry-after", "10");
+        return openai_error_set(&x->error, 503, "model_not_ready", "model",
+                                "the model has no worker that could tell its tokenizer; one is "
+                                "asked for: %.200s",
+                                d->model_error);
+    }
+    return openai_error_set(&x->error, 503, "model_not_ready", "model",
+                            "the model is not ready: %.300s",
+                            d->loading ? "its tokenizer is being loaded" : d->model_error);
+}
+
 static int find_model(struct exchange *x)
 {
     struct deployment *d =
@@ -300,9 +318,7 @@ static int find_model(struct exchange *x)
         return openai_error_model(&x->error, x->rq.model);
     x->d = deployment_ref(d);
     if (!d->model)
-        return openai_error_set(&x->error, 503, "model_not_ready", "model",
-                                "the model is not ready: %.300s",
-                                d->loading ? "its tokenizer is being loaded" : d->model_error);
+        return without_model(x);
     x->model = model_ref(d->model);
     x->head.model = str_c(arena_dup(&x->arena, str_c(d->model_name)));
     return 0;

@@ -189,7 +189,8 @@ def test_programs_know_the_environment_that_they_are_given():
         assert len(given) >= 4 and given <= known, (name, given - known)
 
 
-@pytest.mark.parametrize("sets", [[], ["router.models.claim=models", "router.apiKeys.secret=keys"]], ids=["controller", "router with a claim"])
+@pytest.mark.parametrize("sets", [[], ["router.models.claim=models", "router.apiKeys.secret=keys"], ["router.models.hostPath="]],
+                         ids=["controller", "router with a claim", "router without models"])
 def test_it_runs_restricted(cluster, sets):
     cluster.kubectl("label", "namespace", "other", "pod-security.kubernetes.io/enforce=restricted", "--overwrite")
     name = "router" if sets else "controller"
