@@ -316,7 +316,8 @@ static void begin(struct launch *l)
     uv_timer_init(&l->loop, &l->reconnect);
     uv_timer_init(&l->loop, &l->retry);
     uv_timer_init(&l->loop, &l->limit);
-    l->reconnect.data = l->retry.data = l->limit.data = l;
+    uv_timer_init(&l->loop, &l->masking);
+    l->reconnect.data = l->retry.data = l->limit.data = l->masking.data = l;
     l->opt.source = xstrdup(l->opt.source); /* the environment's is changed for children */
     connect_agent(&l->reconnect);
     worker_plan(l);

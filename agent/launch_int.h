@@ -8,7 +8,9 @@
  *
  * A worker is a group of ranks, one process each; this pod has `n_ranks` of them from `first_rank`
  * on. They start together and end together: when one ends, the others are ended, once, with one
- * crash record. A group of several pods also waits for the agent's "group" message, which brings
+ * crash record; but where rank 0 may go on without it, it is asked: what it does not call masked
+ * soon ends the group. A group with masked ranks ends when rank 0 does.
+ * A group of several pods also waits for the agent's "group" message, which brings
  * the pods' addresses and the epoch: the controller answers a failed epoch with the next. */
 #pragma once
 #include "agent/child.h"
@@ -45,6 +47,7 @@ struct rank { /* one of this pod's */
     struct child *child;
     struct lines *lines;
     bool ready, ending; /* ending: by us */
+    bool masked;        /* it has ended and rank 0 goes on without it */
 };
 
 struct launch {
@@ -85,6 +88,7 @@ struct launch {
     int64_t epoch;
     bool epoch_known, draining, drained;
     json_t *worker_status;   /* its last status message */
+    uv_timer_t masking;      /* a rank has ended: until rank 0 must have masked it */
     json_t *crash;           /* the last crash record */
     char *restart_why;       /* told to restart: goes into the crash record; NULL: not */
     char *message;           /* what a person should know while it is not ready */

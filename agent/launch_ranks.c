@@ -75,6 +75,38 @@ void ranks_drop_weights(struct launch *l)
 
 /* ---- what they say ---- */
 
+/* Whether the others may go on without it: rank 0, which is here, said so. */
+static bool may_be_masked(const struct rank *r)
+{
+    const struct launch *l = r->l;
+    return r->number && l->first_rank == 0 && l->ranks[0].child &&
+           json_bool_at(l->worker_status, "maskable", false);
+}
+
+/* It has ended and is masked, or is about to be. */
+static bool is_let_go(const struct rank *r)
+{
+    return r->masked || (!r->child && uv_is_active((const uv_handle_t *)&r->l->masking));
+}
+
+static void take_masked(struct launch *l, const json_t *msg)
+{
+    size_t i;
+    json_t *x;
+    bool all = true;
+    json_array_foreach (json_object_get(msg, "masked"), i, x) {
+        int64_t n = json_integer_value(x);
+        if (n <= 0 || n >= (int64_t)l->n_ranks || l->ranks[n].masked)
+            continue;
+        l->ranks[n].masked = true;
+        log_warn("a rank has died, the others go on without it", LI("rank", n));
+    }
+    for (uint32_t k = 0; k < l->n_ranks; k++)
+        all = all && (l->ranks[k].masked || (l->ranks[k].child && l->ranks[k].lines));
+    if (all)
+        uv_timer_stop(&l->masking);
+}
+
 static void on_status(struct rank *r, const json_t *msg)
 {
     struct launch *l = r->l;
@@ -89,6 +121,7 @@ static void on_status(struct rank *r, const json_t *msg)
     }
     json_decref(l->worker_status);
     l->worker_status = json_deep_copy(msg);
+    take_masked(l, msg);
     if (is && !l->ready_ns)
         l->ready_ns = clock_mono_ns();
     launch_report(l);
@@ -112,6 +145,13 @@ static void on_limit(uv_timer_t *t)
     ranks_kill(t->data, SIGKILL);
 }
 
+static void await_mask(struct rank *r)
+{
+    struct launch *l = r->l;
+    if (!r->masked && !uv_is_active((uv_handle_t *)&l->masking))
+        uv_timer_start(&l->masking, on_limit, GRACE_MS, 0);
+}
+
 static void on_closed(struct lines *lines, const char *why, void *ctx)
 {
     (void)lines;
@@ -119,7 +159,9 @@ static void on_closed(struct lines *lines, const char *why, void *ctx)
     struct launch *l = r->l;
     r->lines = NULL;
     log_debug("the worker closed its socket", LI("rank", r->number), LS("why", why));
-    if (r->child && !uv_is_active((uv_handle_t *)&l->limit)) /* nothing can be told to it now */
+    if (may_be_masked(r))
+        await_mask(r);
+    else if (r->child && !uv_is_active((uv_handle_t *)&l->limit)) /* nothing can be told to it now */
         uv_timer_start(&l->limit, on_limit, GRACE_MS, 0);
 }
 
@@ -132,12 +174,28 @@ void ranks_tell(struct launch *l, json_t *msg)
     json_decref(msg);
 }
 
+/* For people: "3 of 4 ranks, masked: [2]". */
+static void put_masked(const json_t *worker, uint32_t ranks, json_t *o)
+{
+    const json_t *masked = json_object_get(worker, "masked");
+    char text[320];
+    size_t i, n = json_array_size(masked), at;
+    if (!n || n > ranks)
+        return;
+    at = (size_t)snprintf(text, sizeof text, "%u of %u ranks, masked: [", ranks - (uint32_t)n, ranks);
+    for (i = 0; i < n && at < sizeof text - 8; i++)
+        at += (size_t)snprintf(text + at, sizeof text - at, i ? ", %d" : "%d",
+                               (int)json_integer_value(json_array_get(masked, i)));
+    snprintf(text + at, sizeof text - at, "]");
+    json_object_set_new(o, "degraded", json_string(text));
+}
+
 bool ranks_status(const struct launch *l, json_t *o)
 {
     const json_t *s = l->step == STEP_RUN ? l->worker_status : NULL;
     bool ready = s != NULL, draining = l->draining || json_bool_at(s, "draining", false);
     for (uint32_t i = 0; i < l->n_ranks; i++)
-        ready = ready && l->ranks[i].ready;
+        ready = ready && (l->ranks[i].ready || is_let_go(&l->ranks[i]));
     ready = ready && !draining;
     json_object_set_new(o, "ready", json_boolean(ready));
     json_object_set_new(o, "draining", json_boolean(draining));
@@ -145,6 +203,7 @@ bool ranks_status(const struct launch *l, json_t *o)
         const char *role = l->first_rank && l->role ? l->role : json_str_at(s, "role", "");
         json_object_set_new(o, "role", json_string(role));
         json_object_set_new(o, "rung", json_string(json_str_at(s, "rung", "hot")));
+        put_masked(s, l->n_ranks, o);
     }
     return ready;
 }
@@ -205,13 +264,16 @@ static void on_end(struct child *c, void *ctx)
     r->lines = NULL;
     if (--l->alive > 0) {
         /* In peace they all end by themselves, a moment later. */
-        if (l->step == STEP_END && child_exit_code(c) == 0)
+        if (child_exit_signal(c) && may_be_masked(r))
+            await_mask(r);
+        else if (l->step == STEP_END && child_exit_code(c) == 0)
             uv_timer_start(&l->limit, on_limit, GRACE_MS, 0);
         else
             ranks_kill(l, SIGKILL);
         return;
     }
     uv_timer_stop(&l->limit);
+    uv_timer_stop(&l->masking);
     close_fdp(&l->segment_fd);
     json_decref(l->worker_status);
     l->worker_status = NULL;
@@ -242,7 +304,7 @@ static int spawn(struct launch *l, struct rank *r, struct err *e)
                              .on_exit = on_end,
                              .ctx = r};
     struct lines_handlers h = {.on_message = on_message, .on_closed = on_closed, .ctx = r};
-    r->ready = r->ending = false;
+    r->ready = r->ending = r->masked = false;
     int rc = child_start(&c, &r->child, e);
     close(pair[1]);
     if (rc || (rc = lines_new(&l->loop, pair[0], &h, &r->lines, e)))

@@ -92,7 +92,9 @@ static void judge(const struct apod *p, struct verdict *v)
     } else {
         v->ready = true;
         v->reason = "RoleActive";
-        snprintf(v->message, sizeof v->message, "the worker serves as %s", have);
+        const char *fewer = json_str_at(r, "degraded", "");
+        snprintf(v->message, sizeof v->message, "the worker serves as %s%s%s", have,
+                 *fewer ? " with " : "", fewer);
     }
 }
 

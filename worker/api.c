@@ -35,17 +35,13 @@ struct api {
     uint64_t next_handle, started_ns;
     uv_async_t async;
     uv_timer_t beat;
-    bool opened, stopping, drained_told;
+    bool opened, stopping, drained_told, restart_told;
     enum wire_role role;
     bool draining;
     struct engine_status status;
     char *requests; /* JSON, from the engine */
-    struct launcher_view {
-        enum wire_role role;
-        bool ready, draining, asleep;
-        uint32_t running;
-        uint64_t at_ns;
-    } told;
+    struct launcher_state told;
+    uint64_t told_ns;
 };
 
 static bool is_ready(const struct api *a)
@@ -68,16 +64,24 @@ static struct events_state state_now(const struct api *a)
 
 static void tell_launcher(struct api *a)
 {
-    struct launcher_view v = {
-        a->role,        is_ready(a), a->draining, a->status.asleep, a->status.load.running,
-        clock_mono_ns()};
-    const struct launcher_view *t = &a->told;
-    bool changed = !t->at_ns || v.role != t->role || v.ready != t->ready ||
-                   v.draining != t->draining || v.asleep != t->asleep;
-    if (!a->c.launcher || (!changed && (v.running == t->running || v.at_ns - t->at_ns < NS_PER_S)))
+    struct launcher_state v = {.role = a->role,
+                               .ready = is_ready(a),
+                               .draining = a->draining,
+                               .asleep = a->status.asleep,
+                               .running = a->status.load.running,
+                               .maskable = a->status.maskable,
+                               .masked = a->status.masked};
+    const struct launcher_state *t = &a->told;
+    uint64_t now_ns = clock_mono_ns();
+    bool changed = !a->told_ns || v.role != t->role || v.ready != t->ready ||
+                   v.draining != t->draining || v.asleep != t->asleep ||
+                   v.maskable != t->maskable || v.masked != t->masked;
+    if (!a->c.launcher ||
+        (!changed && (v.running == t->running || now_ns - a->told_ns < NS_PER_S)))
         return;
-    launcher_status(a->c.launcher, v.role, v.ready, v.draining, v.asleep, v.running);
+    launcher_status(a->c.launcher, &v);
     a->told = v;
+    a->told_ns = now_ns;
 }
 
 /* A change that routers and launcher hear at once. */
@@ -115,9 +119,9 @@ static void on_async(uv_async_t *h)
     for (struct engine_records *r = out.records; r; r = r->next)
         deliver(a, r);
     engine_records_free(out.records);
-    bool rung_changed = a->status.asleep != out.status.asleep;
+    bool news = a->status.asleep != out.status.asleep || a->status.masked != out.status.masked;
     a->status = out.status;
-    if (rung_changed)
+    if (news)
         changed(a);
     if (out.requests) {
         free(a->requests);
@@ -125,6 +129,10 @@ static void on_async(uv_async_t *h)
     }
     events_names(a->events, out.events, out.n_events);
     free(out.events);
+    if (a->status.restart_due && !a->restart_told && !a->draining) {
+        a->restart_told = true;
+        a->c.restart(a->c.ctx);
+    }
     if (a->status.drained && a->draining && !a->calls && !a->drained_told) {
         a->drained_told = true;
         a->c.drained(a->c.ctx);
@@ -261,6 +269,39 @@ static bool std_ready(void *ctx, struct buf *why)
     return false;
 }
 
+/* "3 of 4 ranks, masked: [2]" */
+static int put_ranks(const struct api *a, struct buf *b)
+{
+    const struct engine_status *s = &a->status;
+    const char *comma = "";
+    int rc = buf_printf(b, "%u of %u ranks, masked: [",
+                        s->ranks - (uint32_t)__builtin_popcountll(s->masked), s->ranks);
+    for (uint32_t r = 0; !rc && r < s->ranks; r++)
+        if (s->masked >> r & 1) {
+            rc = buf_printf(b, "%s%u", comma, r);
+            comma = ", ";
+        }
+    return rc ? rc : buf_cstr(b, "]");
+}
+
+/* Well, with fewer ranks. */
+static bool healthy_with_fewer(const struct api *a, struct httpd_req *req)
+{
+    struct str path = httpd_path(req);
+    struct buf b;
+    if (!a->status.masked || !is_ready(a) ||
+        !(str_eq_c(path, "/healthz") || str_eq_c(path, "/readyz")))
+        return false;
+    buf_init(&b, 1024);
+    int rc = buf_cstr(&b, "ok: ");
+    rc = rc ? rc : put_ranks(a, &b);
+    rc = rc ? rc : buf_cstr(&b, "\n");
+    ASSERT(rc == 0);
+    httpd_reply(req, 200, "text/plain", buf_view(&b));
+    buf_fini(&b);
+    return true;
+}
+
 static int put_totals(const struct api *a, struct buf *b)
 {
     const struct engine_status *s = &a->status;
@@ -292,7 +333,9 @@ static int std_state(void *ctx, struct buf *b)
                         a->engine ? engine_xfer_port(a->engine) : 0, HASH_COUNT(a->calls),
                         events_count(a->events));
     rc = rc ? rc : buf_json_str(b, str_c(a->c.name));
-    rc = rc ? rc : buf_cstr(b, ",\"model\":");
+    rc = rc ? rc : buf_cstr(b, ",\"ranks\":\"");
+    rc = rc ? rc : put_ranks(a, b);
+    rc = rc ? rc : buf_cstr(b, "\",\"model\":");
     rc = rc ? rc : buf_json_str(b, str_c(a->c.model_name));
     rc = rc ? rc
             : buf_printf(
@@ -316,7 +359,7 @@ static void handle(struct httpd_req *req, void *ctx)
     struct api *a = ctx;
     const struct httpd_std std = {std_ready, std_state, a};
     struct str path = httpd_path(req), method = httpd_method(req);
-    if (httpd_standard(req, &std))
+    if (healthy_with_fewer(a, req) || httpd_standard(req, &std))
         return;
     if (!str_starts(path, STR("/v1/internal/"))) {
         reply_error(req, 404, "not_found", "no such path", false);

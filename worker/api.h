@@ -18,6 +18,7 @@ struct api_config {
     const struct model_config *model;
     struct launcher *launcher;  /* or NULL: who is told of changes */
     void (*drained)(void *ctx); /* everything has ended and was handed out */
+    void (*restart)(void *ctx); /* once: a rank is masked, and it is time to be whole again */
     void *ctx;
 };
 

@@ -33,13 +33,20 @@ void deal_begin(struct engine *g, struct place_rank *ranks)
 void deal_seq(struct engine *g, struct place_rank *ranks, struct seq *s)
 {
     uint32_t n = kv_ranks(g->kv), bt = g->c.kv.block_tokens, max = (s->n_tokens - 1) / bt;
+    struct place_rank live[SCHEDULE_RANKS_MAX];
+    uint32_t n_live = 0, which[SCHEDULE_RANKS_MAX];
     if (n == 1)
         return;
     uint32_t *hit = xmalloc((max + 1) * sizeof *hit);
-    for (s->rank = 0; s->rank < n; s->rank++)
+    for (s->rank = 0; s->rank < n; s->rank++) {
         ranks[s->rank].hit_blocks = seq_find(s, g->kv, hit, max, &ranks[s->rank].idle_blocks);
+        if (kv_is_lost(g->kv, s->rank))
+            continue;
+        which[n_live] = s->rank;
+        live[n_live++] = ranks[s->rank];
+    }
     free(hit);
-    s->rank = place_choose(ranks, n, s->n_tokens, bt);
+    s->rank = which[place_choose(live, n_live, s->n_tokens, bt)];
     struct place_rank *r = &ranks[s->rank];
     uint32_t need = place_blocks(r, s->n_tokens, bt);
     r->free_blocks -= need < r->free_blocks ? need : r->free_blocks;
@@ -89,9 +96,10 @@ void deal_metrics(struct engine_metrics *m)
 
 void deal_measure(struct engine *g)
 {
-    uint32_t n = kv_ranks(g->kv), seqs = 0, blocks = 0;
+    uint32_t n = 0, seqs = 0, blocks = 0;
     struct kv_counts all = kv_counts(g->kv);
-    for (uint32_t r = 0; r < n; r++) {
+    for (uint32_t r = 0; r < kv_ranks(g->kv); r++) {
+        n += !kv_is_lost(g->kv, r);
         uint32_t s = deal_running(g, r), used = kv_counts_of(g->kv, r).used;
         seqs = s > seqs ? s : seqs;
         blocks = used > blocks ? used : blocks;

@@ -236,7 +236,7 @@ static void fill_status(struct engine *g)
     }
     for (const struct inbound *in = g->inbounds; in; in = in->next)
         s->inbound++;
-    l->kv_blocks = c.total;
+    l->kv_blocks = c.total - c.lost;
     l->kv_blocks_used = c.used + c.quarantined;
     l->kv_blocks_cached = c.cached;
     l->block_tokens = g->c.kv.block_tokens;
@@ -367,6 +367,7 @@ static void *engine_thread(void *arg)
         g->now_ns = clock_mono_ns();
         take_mails(g);
         engine_rung(g);
+        mask_look(g);
         handover_events(g);
         if (g->draining && g->drain_deadline_ns <= g->now_ns)
             drain_now(g);
@@ -565,6 +566,7 @@ int engine_start(const struct engine_config *c, struct engine **out, struct err 
     rc = rc ? rc : open_xfer(g, e);
     if (!rc) {
         g->now_ns = clock_mono_ns();
+        mask_start(g);
         publish(g, true);
         g->notify_due = false;
         int prc = pthread_create(&g->thread, NULL, engine_thread, g);

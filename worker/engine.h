@@ -43,6 +43,7 @@ struct engine_config {
     uint64_t layout;
     void *weights; /* the mapping that sleep gives back; NULL: none */
     size_t weights_bytes;
+    uint64_t masked_s; /* a group with a masked rank restarts after so long, or sooner when idle */
     void (*notify)(void *ctx);
     void *notify_ctx;
 };
@@ -55,6 +56,9 @@ struct engine_status {
     uint32_t in_air;                    /* batches of decodes on their way through a pipeline */
     uint32_t kv_quarantined;
     uint64_t steps, fallbacks, errors;
+    uint64_t masked; /* ranks that died and that the others go on without, a bit each */
+    uint32_t ranks;
+    bool maskable, restart_due; /* to be whole again */
     char check[80]; /* "ok", or the invariant of the KV pool that does not hold */
 };
 

@@ -89,6 +89,14 @@ struct engine_metrics {
     struct model_work_stats seen;
 };
 
+struct mask_state { /* mask.c */
+    uint64_t since_ns, idle_ns;
+    struct mask_metrics {
+        struct metric *live, *masked, *replayed;
+        struct metric_family *rank;
+    } m;
+};
+
 struct engine {
     struct engine_config c;
     struct group *group;
@@ -121,6 +129,7 @@ struct engine {
     float prefill_tokens_per_s, decode_step_s;
     struct engine_status status;
     struct engine_metrics m;
+    struct mask_state mask;
 
     pthread_t thread;
     int wake_fd;
@@ -135,6 +144,11 @@ struct engine {
 
 /* sleep.c */
 void engine_rung(struct engine *g); /* sleeps or wakes, when that is wanted and possible */
+
+/* mask.c: a rank has died, the others go on */
+void mask_start(struct engine *g);
+void mask_look(struct engine *g);                                       /* whether one has */
+void mask_void(struct engine *g, struct seq *const *seqs, uint32_t n); /* in a step of these */
 
 /* deal.c: data ranks of sequences that wait */
 struct place_rank;
@@ -181,6 +195,7 @@ void step_failed(struct engine *g, struct seq *const *seqs, uint32_t n, const st
 void step_measure_decode(struct engine *g, uint32_t n, uint32_t rows, double seconds, double each);
 void step_fork(struct engine *g,
                struct seq *s); /* a choice that begins where choice 0 has the prompt's KV */
+void step_preempt(struct engine *g, struct seq *s);
 void step_free(struct engine *g);
 
 /* flight.c: decodes of a pipeline, several batches at a time */
@@ -195,6 +210,8 @@ void flight_land(struct engine *g);              /* the oldest */
 bool handover_order(struct engine *g, struct request *r); /* false: compute it here */
 void handover_abandon(struct engine *g, struct request *r,
                       const char *why); /* its transfer to here, if any */
+/* What was ordered for it is given up, and the prompt computed here. */
+void handover_again(struct engine *g, struct request *r, const char *why);
 void handover_events(struct engine *g);
 void handover_grant(struct engine *g); /* to prefill workers that asked, as blocks come free */
 void handover_ask(struct engine *g);   /* for orders near the head of the queue */

@@ -155,6 +155,12 @@ void handover_abandon(struct engine *g, struct request *r, const char *why)
     xfer_abort(g->xfer, in->id, why);
 }
 
+void handover_again(struct engine *g, struct request *r, const char *why)
+{
+    handover_abandon(g, r, why);
+    compute_here(g, r, why);
+}
+
 static void on_ask(struct engine *g, const struct xfer_event *ev)
 {
     struct inbound *in = inbound_of(g, ev->id);

@@ -16,6 +16,7 @@ struct kv_block {
 struct kv_rank {
     uint32_t n_free, n_cached, n_used, n_quarantined;
     uint32_t head, tail; /* of the free list: allocation takes the head */
+    bool lost;
 };
 
 struct kv {
@@ -71,7 +72,12 @@ void kv_free(struct kv *kv)
 struct kv_counts kv_counts_of(const struct kv *kv, uint32_t rank)
 {
     const struct kv_rank *r = &kv->ranks[rank];
-    return (struct kv_counts){kv->per_rank, r->n_free, r->n_cached, r->n_used, r->n_quarantined};
+    return (struct kv_counts){.total = kv->per_rank,
+                              .free = r->lost ? 0 : r->n_free,
+                              .cached = r->n_cached,
+                              .used = r->n_used,
+                              .quarantined = r->n_quarantined,
+                              .lost = r->lost ? r->n_free : 0};
 }
 
 struct kv_counts kv_counts(const struct kv *kv)
@@ -84,6 +90,7 @@ struct kv_counts kv_counts(const struct kv *kv)
         all.cached += c.cached;
         all.used += c.used;
         all.quarantined += c.quarantined;
+        all.lost += c.lost;
     }
     return all;
 }
@@ -175,7 +182,7 @@ uint32_t kv_alloc(struct kv *kv, uint32_t rank)
 {
     struct kv_rank *r = &kv->ranks[rank];
     uint32_t b = r->head;
-    if (!r->n_free)
+    if (!r->n_free || r->lost)
         return KV_NONE;
     list_remove(kv, b);
     unname(kv, b);
@@ -183,6 +190,21 @@ uint32_t kv_alloc(struct kv *kv, uint32_t rank)
     kv->blocks[b].state = BLOCK_USED;
     r->n_used++;
     return b;
+}
+
+void kv_lose(struct kv *kv, uint32_t rank)
+{
+    struct kv_rank *r = &kv->ranks[rank];
+    for (uint32_t b = rank * kv->per_rank; b < (rank + 1) * kv->per_rank; b++) {
+        r->n_cached -= kv->blocks[b].named && kv->blocks[b].state == BLOCK_FREE;
+        unname(kv, b);
+    }
+    r->lost = true;
+}
+
+bool kv_is_lost(const struct kv *kv, uint32_t rank)
+{
+    return kv->ranks[rank].lost;
 }
 
 void kv_hold(struct kv *kv, uint32_t b)
@@ -239,7 +261,7 @@ void kv_name(struct kv *kv, uint32_t b, const struct block_name *name, const uin
 {
     struct kv_block *k = &kv->blocks[b];
     ASSERT(b < kv->n && k->state == BLOCK_USED);
-    if (k->named || find_name(kv, kv_rank_of(kv, b), name) != KV_NONE)
+    if (k->named || home(kv, b)->lost || find_name(kv, kv_rank_of(kv, b), name) != KV_NONE)
         return;
     bool first = find_name(kv, ANY_RANK, name) == KV_NONE;
     uint32_t *at = bucket_of(kv, name);

@@ -12,6 +12,9 @@
  * every hit. Of two blocks of a rank with the same name the first keeps it. A named block's KV
  * never changes.
  *
+ * A data rank may be lost (kv_lose): its blocks are never given out or found again, but are still
+ * accounted for while tables hold them.
+ *
  * The memory itself is the caller's (block numbers only, here). One thread. kv_check() states the
  * invariants.
  */
@@ -24,7 +27,8 @@ struct kv;
 
 struct kv_counts {
     uint32_t total, free, cached, used,
-        quarantined; /* cached: free and named; total = free + used + quarantined */
+        quarantined; /* cached: free and named; total = free + used + quarantined + lost */
+    uint32_t lost;   /* of lost ranks: blocks that nobody holds */
 };
 
 /* n_blocks: a multiple of the data ranks, 1 at least. */
@@ -33,6 +37,8 @@ void kv_free(struct kv *kv);
 struct kv_counts kv_counts(const struct kv *kv);                   /* of all ranks together */
 struct kv_counts kv_counts_of(const struct kv *kv, uint32_t rank); /* of one */
 uint32_t kv_ranks(const struct kv *kv);
+void kv_lose(struct kv *kv, uint32_t rank);
+bool kv_is_lost(const struct kv *kv, uint32_t rank);
 uint32_t kv_rank_of(const struct kv *kv, uint32_t block);
 uint32_t kv_block_tokens(const struct kv *kv);
 

@@ -223,14 +223,21 @@ int launcher_watch(struct launcher *l, uv_loop_t *loop, const struct launcher_ca
     return rc ? err_set(e, -rc, "can't watch the launcher's socket: %s", uv_strerror(rc)) : 0;
 }
 
-void launcher_status(struct launcher *l, enum wire_role role, bool ready, bool draining,
-                     bool asleep, uint32_t running)
+void launcher_status(struct launcher *l, const struct launcher_state *s)
 {
+    const char *comma = "";
     int rc = buf_printf(&l->out,
                         "{\"type\":\"status\",\"role\":\"%s\",\"ready\":%s,\"draining\":%s,"
-                        "\"rung\":\"%s\",\"running\":%u}\n",
-                        wire_role_name(role), ready ? "true" : "false", draining ? "true" : "false",
-                        asleep ? "warm" : "hot", running);
+                        "\"rung\":\"%s\",\"running\":%u,\"maskable\":%s,\"masked\":[",
+                        wire_role_name(s->role), s->ready ? "true" : "false",
+                        s->draining ? "true" : "false", s->asleep ? "warm" : "hot", s->running,
+                        s->maskable ? "true" : "false");
+    for (uint32_t r = 0; !rc && r < 64; r++)
+        if (s->masked >> r & 1) {
+            rc = buf_printf(&l->out, "%s%u", comma, r);
+            comma = ",";
+        }
+    rc = rc ? rc : buf_cstr(&l->out, "]}\n");
     if (rc)
         log_warn("the launcher does not read its messages");
     flush(l);

@@ -36,6 +36,12 @@ int launcher_watch(struct launcher *l, uv_loop_t *loop, const struct launcher_ca
                    struct err *e) MUST_CHECK;
 /* Sent when something in it changed (running only with another change, or once a second at most:
  * the caller decides). */
-void launcher_status(struct launcher *l, enum wire_role role, bool ready, bool draining,
-                     bool asleep, uint32_t running);
+struct launcher_state {
+    enum wire_role role;
+    bool ready, draining, asleep;
+    uint32_t running;
+    bool maskable;   /* at rank 0: a rank that ends may be masked, `masked` says so soon after */
+    uint64_t masked; /* a bit each */
+};
+void launcher_status(struct launcher *l, const struct launcher_state *s);
 void launcher_drained(struct launcher *l);

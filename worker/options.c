@@ -93,6 +93,14 @@ static const struct conf_opt opts[] = {
      "copies of other ranks' experts that a rank keeps of each layer", "N"},
     {"--balance-steps", "BATON_BALANCE_STEPS", CONF_U64, O(balance_steps), "1000", 1, 1 << 30,
      "steps after which they are chosen anew", "N"},
+    {"--mask-ranks", "BATON_MASK_RANKS", CONF_STR, O(mask), "auto", 0, 0,
+     "go on without a data rank that died, where others have its experts: auto (the first copies "
+     "are one of every expert at another rank, if there is room for them) or off",
+     "WHEN"},
+    {"--masked-seconds", "BATON_MASKED_SECONDS", CONF_U64, O(masked_s), "600", 1, 86400,
+     "time after which a group without one of its ranks drains and restarts; it restarts sooner "
+     "when it has nothing to do",
+     "S"},
     {"--pods", "BATON_PODS", CONF_U64, O(pods), "1", 1, 64, "pods of the group", "N"},
     {"--rank", "BATON_RANK", CONF_U64, O(rank), "0", 0, 63, "whose weights --plan and --fill mean",
      "N"},
@@ -172,7 +180,10 @@ int options_dispatch(const struct options *o, struct model_group *out, struct er
                                        [MODEL_DISPATCH_LATENCY] = "latency"};
     struct model_group g = {.dispatch_fp8 = strcmp(o->dispatch_type, "fp8") == 0,
                             .redundant = (uint32_t)o->redundant,
-                            .balance_steps = (uint32_t)o->balance_steps};
+                            .balance_steps = (uint32_t)o->balance_steps,
+                            .cover = strcmp(o->mask, "auto") == 0};
+    if (!g.cover && strcmp(o->mask, "off") != 0)
+        return err_set(e, EINVAL, "--mask-ranks \"%s\": auto or off", o->mask);
     if (!g.dispatch_fp8 && strcmp(o->dispatch_type, "f32") != 0)
         return err_set(e, EINVAL, "--dispatch-type \"%s\": f32 or fp8", o->dispatch_type);
     for (size_t i = 0; i < sizeof ways / sizeof *ways; i++)

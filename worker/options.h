@@ -12,10 +12,10 @@ struct options {
         *incarnation;
     const char *backend;
     const char *log_level, *log_format, *model_name, *dispatch, *dispatch_type, *two_batch,
-        *speculation;
+        *speculation, *mask;
     uint64_t http_port, xfer_port, threads, cpu_limit_milli, memory_limit_bytes;
     uint64_t kv_bytes, block_tokens, max_context, max_rows, max_running, max_queue, drain_s;
-    uint64_t tp, pp, ep, dp, pods, rank, redundant, balance_steps, draft_tokens;
+    uint64_t tp, pp, ep, dp, pods, rank, redundant, balance_steps, draft_tokens, masked_s;
     uint64_t launcher_fd, weights_fd, comm_fd, comm_port, stuck_ms;
 };
 
@@ -34,8 +34,8 @@ int options_kv_dtype(const struct options *o, enum model_kv_dtype *out, struct e
 struct model_layout options_layout(const struct options *o);
 /* Whether batches are computed as two halves: the group's option. */
 int options_halves(const struct options *o, enum group_halves *out, struct err *e) MUST_CHECK;
-/* How rows go to experts at other ranks: dispatch, dispatch_fp8, redundant, balance_steps of *out.
- */
+/* How rows go to experts at other ranks: dispatch, dispatch_fp8, redundant, balance_steps, cover
+ * of *out. */
 int options_dispatch(const struct options *o, struct model_group *out, struct err *e) MUST_CHECK;
 
 struct budget {

@@ -39,6 +39,7 @@ struct worker {
     struct engine *engine;
     struct api *api;
     bool closing;
+    bool whole_again; /* it ends so that the group restarts, with all ranks */
 };
 
 /* ---- ends ---- */
@@ -65,7 +66,7 @@ static void on_drained(void *ctx)
 {
     struct worker *w = ctx;
     log_info("drained");
-    if (w->launcher)
+    if (w->launcher && !w->whole_again)
         launcher_drained(w->launcher);
     int rc = uv_timer_start(&w->flush, on_flush, w->launcher ? FLUSH_MS / 10 : FLUSH_MS / 5, 0);
     ASSERT(rc == 0);
@@ -75,6 +76,15 @@ static void drain(void *ctx)
 {
     struct worker *w = ctx;
     api_drain(w->api, clock_mono_ns() + w->o->drain_s * NS_PER_S);
+}
+
+/* With a masked rank: the launcher starts all of them again. */
+static void on_restart(void *ctx)
+{
+    struct worker *w = ctx;
+    log_info("restarting with all ranks");
+    w->whole_again = true;
+    drain(w);
 }
 
 static void on_signal(uv_signal_t *s, int signum)
@@ -213,6 +223,7 @@ static int start_engine(struct worker *w, struct err *e)
         .secret_len = strlen(w->secret),
         .weights = w->image,
         .weights_bytes = w->image_bytes,
+        .masked_s = o->masked_s,
         .notify = api_notify,
         .notify_ctx = w->api};
     make_names(w, &c.seed, &c.layout);
@@ -239,6 +250,7 @@ static int start_api(struct worker *w, struct err *e)
                            .model = model_config(w->model),
                            .launcher = w->launcher,
                            .drained = on_drained,
+                           .restart = on_restart,
                            .ctx = w};
     return api_start(&c, &w->api, e);
 }
@@ -366,7 +378,8 @@ static int follow(struct worker *w, struct err *e)
              LI("weight_bytes", model_shard_weight_bytes(w->model)),
              LI("kv_blocks", w->budget.n_blocks), LI("kv_bytes", w->pool.len));
     if (w->launcher)
-        launcher_status(w->launcher, w->start.role, true, false, false, 0);
+        launcher_status(w->launcher,
+                        &(struct launcher_state){.role = w->start.role, .ready = true});
     int rc = team_follow(&w->team, w->model, &w->pool, backend_device(w->backend), w->o, &w->budget,
                          w->image, w->image_bytes, e);
     finish(w);
@@ -390,5 +403,5 @@ int serve(const struct options *o, struct err *e)
     uv_run(&w.loop, UV_RUN_DEFAULT);
     finish(&w);
     uv_loop_close(&w.loop);
-    return 0;
+    return w.whole_again ? err_set(e, EAGAIN, "a rank had died: the group restarts with all") : 0;
 }

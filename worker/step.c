@@ -4,6 +4,7 @@
 #include "lib/decide/place.h"
 #include "worker/engine_int.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -128,7 +129,7 @@ static void back_to_queue(struct engine *g, struct seq *s)
     metric_add(g->m.preemptions, 1);
 }
 
-static void preempt(struct engine *g, struct seq *s)
+void step_preempt(struct engine *g, struct seq *s)
 {
     running_remove(g, s);
     seq_release(s, g->kv);
@@ -171,7 +172,7 @@ static void carry_out(struct engine *g, const struct schedule_step *step)
         expired[n_expired++] = step->expired[i].admitted ? t->ready[step->expired[i].index]
                                                          : g->running[step->expired[i].index];
     for (uint32_t i = 0; i < step->n_preempted; i++)
-        preempt(g, g->running[step->preempted[i]]); /* youngest first: indexes stay valid */
+        step_preempt(g, g->running[step->preempted[i]]); /* youngest first: indexes stay valid */
     for (uint32_t i = 0; i < step->n_picks; i++)
         if (step->picks[i].admitted)
             start(g, t->seqs[i]);
@@ -426,7 +427,12 @@ static void run_whole(struct engine *g, const struct schedule_step *step)
     struct step_scratch *t = &g->scratch;
     struct err e = {0};
     uint64_t t0 = clock_mono_ns();
-    if (forward(g, step, &e)) {
+    int rc = forward(g, step, &e);
+    if (rc == -ECANCELED) {
+        mask_void(g, t->seqs, step->n_picks);
+        return;
+    }
+    if (rc) {
         step_failed(g, t->seqs, step->n_picks, &e);
         return;
     }

@@ -8,7 +8,7 @@
 
 struct state {
     const float *load;
-    uint32_t experts, ranks, room;
+    uint32_t experts, ranks, room, fixed;
     uint64_t *at;     /* [experts] ranks that have it */
     uint32_t *copies; /* [experts] */
     bool *full;       /* [experts] no rank can have another copy */
@@ -62,6 +62,21 @@ static bool add_one(struct state *s)
     }
 }
 
+/* The fixed places of all ranks. */
+static void keep(struct state *s, const uint32_t *now)
+{
+    for (uint32_t r = 0; r < s->ranks; r++) {
+        s->free[r] -= s->fixed;
+        for (uint32_t i = 0; i < s->fixed; i++) {
+            uint32_t x = now[(size_t)r * s->room + i];
+            if (x >= s->experts || s->at[x] >> r & 1)
+                continue;
+            s->at[x] |= 1ull << r;
+            s->copies[x]++;
+        }
+    }
+}
+
 /* Chosen experts of one rank into its places: those that are there stay. */
 static void settle(const struct state *s, const uint8_t *home, uint32_t rank, const uint32_t *now,
                    uint32_t *places)
@@ -75,7 +90,7 @@ static void settle(const struct state *s, const uint8_t *home, uint32_t rank, co
         bool there = home[x] == rank || !(s->at[x] >> rank & 1);
         for (uint32_t i = 0; i < s->room && !there; i++) {
             there = places[i] == x;
-            if (places[i] == REPLICAS_NONE && free == s->room)
+            if (places[i] == REPLICAS_NONE && free == s->room && i >= s->fixed)
                 free = i;
         }
         if (!there && free < s->room)
@@ -95,12 +110,15 @@ static int check(const float *load, const uint8_t *home, uint32_t experts, uint3
 }
 
 int replicas_choose(const float *load, const uint8_t *home, uint32_t experts, uint32_t ranks,
-                    uint32_t room, const uint32_t *now, uint32_t *places, struct err *e)
+                    uint32_t room, uint32_t fixed, const uint32_t *now, uint32_t *places,
+                    struct err *e)
 {
     int rc = check(load, home, experts, ranks, e);
     if (rc)
         return rc;
-    struct state s = {.load = load, .experts = experts, .ranks = ranks, .room = room};
+    ASSERT(fixed <= room && (now || !fixed));
+    struct state s = {
+        .load = load, .experts = experts, .ranks = ranks, .room = room, .fixed = fixed};
     s.at = xcalloc(experts, sizeof *s.at);
     s.copies = xcalloc(experts, sizeof *s.copies);
     s.full = xcalloc(experts, sizeof *s.full);
@@ -110,6 +128,8 @@ int replicas_choose(const float *load, const uint8_t *home, uint32_t experts, ui
     }
     for (uint32_t r = 0; r < ranks; r++)
         s.free[r] = room;
+    if (fixed)
+        keep(&s, now);
     for (uint32_t i = 0; i < ranks * room && add_one(&s); i++)
         continue;
     for (uint32_t r = 0; r < ranks; r++)
@@ -118,6 +138,30 @@ int replicas_choose(const float *load, const uint8_t *home, uint32_t experts, ui
     free(s.copies);
     free(s.full);
     return 0;
+}
+
+uint32_t replicas_cover(const uint8_t *home, uint32_t experts, uint32_t ranks, uint32_t room,
+                        uint32_t *places)
+{
+    uint32_t count[REPLICAS_RANKS_MAX] = {0}, turn[REPLICAS_RANKS_MAX] = {0}, most = 0;
+    if (ranks < 2 || ranks > REPLICAS_RANKS_MAX)
+        return 0;
+    for (int write = 0; write < 2; write++) {
+        memset(count, 0, sizeof count);
+        memset(turn, 0, sizeof turn);
+        for (uint32_t x = 0; x < experts; x++) {
+            uint32_t from = home[x], to = (from + 1 + turn[from]++ % (ranks - 1)) % ranks;
+            if (write)
+                places[(size_t)to * room + count[to]] = x;
+            count[to]++;
+            most = count[to] > most ? count[to] : most;
+        }
+        if (most > room)
+            return 0;
+        for (uint32_t i = 0; !write && i < ranks * room; i++)
+            places[i] = REPLICAS_NONE;
+    }
+    return most;
 }
 
 double replicas_imbalance(const float *load, const uint8_t *home, uint32_t experts, uint32_t ranks,

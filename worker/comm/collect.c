@@ -1,7 +1,10 @@
 /* Collectives. Data of ranks of this host goes through windows of the segment, of which each
  * communicator has two a rank: a part is written to one half while the other may still be read; a
  * barrier lies between. Data of other hosts goes over TCP into `stage`. Bigger data goes a window
- * at a time. */
+ * at a time.
+ *
+ * A masked member gives nothing: its windows are those of a generation that it never wrote to,
+ * which are zero; nothing flows to it or from it. */
 #include "worker/comm/comm_int.h"
 
 #include "lib/base/clock.h"
@@ -217,7 +220,7 @@ int comm_all_reduce(struct comm *c, float *x, size_t n, struct err *e)
     c->stats.all_reduces++;
     for (size_t at = 0; c->n > 1 && at < n && !rc; at += most, c->turn++) {
         size_t k = n - at < most ? n - at : most;
-        bool two = c->n > 2 && k * sizeof *x > ONE_SHOT_MAX;
+        bool two = c->n > 2 && k * sizeof *x > ONE_SHOT_MAX && c->live == c->local;
         rc = two ? reduce_two_shot(c, x + at, k, e) : reduce_one_shot(c, x + at, k, e);
     }
     return leave(c, from, n * sizeof *x, rc, e);
@@ -305,10 +308,13 @@ static int run(struct comm *c, struct comm_flow *f, uint32_t n, struct err *e)
     for (uint32_t i = 0; i < n; i++) {
         ASSERT(f[i].peer < c->n && f[i].peer != c->rank);
         f[i].peer = c->ranks[f[i].peer];
+        if (world_is_lost(c->w, f[i].peer))
+            f[i].bytes = 0;
         pipes |= world_is_here(c->w, f[i].peer);
         mesh |= !world_is_here(c->w, f[i].peer);
     }
-    int rc = land(c, e);
+    int rc = segment_stopped(c->w, e);
+    rc = rc ? rc : land(c, e);
     rc = rc || !mesh ? rc : over_mesh(c, f, n, e);
     return rc || !pipes ? rc : pipes_run(c->w, f, n, e);
 }
@@ -350,7 +356,7 @@ static uint32_t all_to_all(struct comm *c, const void *out, const size_t *out_by
         if (i == c->rank) {
             ASSERT(out_bytes[i] == in_bytes[i]);
             memcpy(to, from, out_bytes[i]);
-        } else {
+        } else if (!world_is_lost(c->w, c->ranks[i])) {
             f[n++] = (struct comm_flow){i, true, (void *)(uintptr_t)from, out_bytes[i]};
             f[n++] = (struct comm_flow){i, false, to, in_bytes[i]};
         }
@@ -374,7 +380,8 @@ int comm_all_to_all_begin(struct comm *c, const void *out, const size_t *out_byt
     struct world *w = c->w;
     uint64_t from = enter(c, OP_EXCHANGE);
     size_t bytes = 0;
-    int rc = land(c, e);
+    int rc = segment_stopped(w, e);
+    rc = rc ? rc : land(c, e);
     if (rc)
         return leave(c, from, 0, rc, e);
     uint32_t n = all_to_all(c, out, out_bytes, in, in_bytes, w->flight);

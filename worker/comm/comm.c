@@ -45,6 +45,7 @@ static struct comm *comm_new(struct world *w, uint32_t colour, const uint32_t *c
         }
         c->ranks[c->n++] = r;
     }
+    c->live = c->local;
     if (c->n > c->local)
         c->stage = xmalloc((size_t)c->n * WINDOW_BYTES);
     w->comms[w->n_comms++] = c;
@@ -54,6 +55,7 @@ static struct comm *comm_new(struct world *w, uint32_t colour, const uint32_t *c
 static void world_free(struct world *w)
 {
     watch_stop(w);
+    mask_free(w);
     for (uint32_t r = 0; r < w->cfg.ranks; r++) {
         close_fdp(&w->peers[r].fd);
         close_fdp(&w->peers[r].life);
@@ -101,6 +103,8 @@ int comm_join(const struct comm_config *c, struct comm **out, struct err *e)
     struct world *w = xcalloc(1, sizeof *w);
     world_init(w, c);
     rc = segment_map(&w->seg, c->segment_fd, c->ranks_per_host, e);
+    if (!rc)
+        atomic_store(&w->seg.head->pids[c->rank - w->host0], (int32_t)getpid());
     rc = rc ? rc : c->ranks > 1 ? mesh_join(w, e) : 0;
     close_fdp(&w->cfg.listen_fd);
     rc = rc ? rc : c->ranks > 1 ? watch_start(w, e) : 0;
@@ -161,6 +165,11 @@ uint32_t comm_rank(const struct comm *c)
 uint32_t comm_ranks(const struct comm *c)
 {
     return c->n;
+}
+
+uint32_t comm_hosts(const struct comm *c)
+{
+    return c->w->cfg.ranks / c->w->cfg.ranks_per_host;
 }
 
 void comm_fail(struct comm *c, const char *why)

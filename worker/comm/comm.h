@@ -12,6 +12,12 @@
  *           call of every rank, also one that waits, returns -EPIPE with the same reason; nothing
  *           works again. Waiting for rank 0 to decide (comm_broadcast from rank 0 while rank 0
  *           computes or idles) is never "stuck".
+ * Masks     Where the caller says what survives whom (comm_allow_masks), a rank other than 0 that
+ *           dies is masked instead: rank 0 makes sure that its process has ended, and moves the
+ *           others to a new generation of the shared memory, which a masked rank has never seen.
+ *           Every call that can't end without the dead one, and every call after that, returns
+ *           -ECANCELED; what was under way is void. Each rank then calls comm_regroup, and all go
+ *           on without it: in every collective it counts as a rank that gives nothing.
  *
  * Threads: calls on one thread, the engine's; a second one, made by comm_join, keeps watch. Buffers
  * are the caller's, sizes bytes or floats as named. Peers prove that they know the secret (HMAC of
@@ -57,6 +63,7 @@ void comm_leave(struct comm *world);
 int comm_split(struct comm *world, uint32_t colour, struct comm **out, struct err *e) MUST_CHECK;
 uint32_t comm_rank(const struct comm *c);
 uint32_t comm_ranks(const struct comm *c);
+uint32_t comm_hosts(const struct comm *c); /* of the world */
 
 /* x[i] becomes the sum of every rank's x[i]. */
 int comm_all_reduce(struct comm *c, float *x, size_t n, struct err *e) MUST_CHECK;
@@ -93,6 +100,21 @@ int comm_all_to_all(struct comm *c, const void *out, const size_t *out_bytes, vo
 int comm_all_to_all_begin(struct comm *c, const void *out, const size_t *out_bytes, void *in,
                           const size_t *in_bytes, struct err *e) MUST_CHECK;
 int comm_all_to_all_end(struct comm *c, struct err *e) MUST_CHECK;
+
+/* Rank 0, whose ranks share one host: from now on a rank that dies is masked as long as each of
+ * the n sets keeps a rank that lives. A set has a bit for each rank that holds the same thing, the
+ * i-th is number i % kinds of `what` ("expert"): the reason names it when the group has to fail.
+ * `wake_fd` is an eventfd that is written to then, -1: none. Copies all it is given; once in a
+ * world. -ENOTSUP: this host can't tell for sure that a process has ended. */
+int comm_allow_masks(struct comm *world, const uint64_t *sets, uint32_t n, uint32_t kinds,
+                     const char *what, int wake_fd, struct err *e) MUST_CHECK;
+bool comm_must_regroup(const struct comm *world);
+/* After -ECANCELED, or when it must: every rank that lives calls it, with nothing else under way.
+ * Returns when all of them have. */
+int comm_regroup(struct comm *world, struct err *e) MUST_CHECK;
+/* As this rank has taken notice of by comm_regroup. */
+uint64_t comm_masked(const struct comm *world); /* ranks of the world, a bit each */
+bool comm_is_masked(const struct comm *c, uint32_t rank);
 
 /* The rank's own engine failed: the whole group does, with this reason. */
 void comm_fail(struct comm *c, const char *why);

@@ -1,6 +1,6 @@
 /* comm_int.h: what the files of worker/comm share. segment.c: shared memory, gates and pipes;
- * mesh.c: TCP between hosts and how ranks meet; watch.c: who lives; collect.c: collectives over
- * both; comm.c: communicators. */
+ * mesh.c: TCP between hosts and how ranks meet; watch.c: who lives; mask.c: going on without one;
+ * collect.c: collectives over both; comm.c: communicators. */
 #pragma once
 #include "worker/comm/comm.h"
 
@@ -14,6 +14,7 @@
 #define MESH_MAC      32u
 #define SECRET_MAX    256u
 #define WAIT_CHECK_MS 100 /* a sleeper looks for failure at least so often */
+#define GENERATIONS   4u  /* of the shared memory: one more than ranks that may be masked */
 
 /* A number that threads of several processes wait on until it moves. */
 struct gate {
@@ -32,15 +33,21 @@ struct segment_head {
     _Atomic uint32_t claimed; /* somebody writes `reason` */
     _Atomic uint32_t failed;  /* 1 + the rank; reason is complete */
     char reason[REASON_MAX];
-    struct gate gates[COMM_SPLITS_MAX][COMM_RANKS_MAX]; /* [split][a member's place on this host] */
-    struct gate bells[COMM_RANKS_MAX];                  /* of a rank: one of its pipes has moved */
+    _Atomic int32_t pids[COMM_RANKS_MAX]; /* by place on this host */
+    _Atomic uint32_t generation;          /* the latest; lost[] of it is complete */
+    uint64_t lost[GENERATIONS];           /* ranks masked, a bit each */
+    struct generation {
+        struct gate gates[COMM_SPLITS_MAX][COMM_RANKS_MAX]; /* [split][a member's place] */
+        struct gate bells[COMM_RANKS_MAX]; /* of a rank: one of its pipes has moved */
+    } generations[GENERATIONS];
 };
 
 struct segment {
     struct segment_head *head;
     uint8_t *base; /* NULL: one rank a host */
     size_t bytes;
-    uint32_t n; /* ranks here */
+    uint32_t n;   /* ranks here */
+    uint32_t now; /* the generation that this rank is in */
 };
 
 enum comm_op {
@@ -85,6 +92,8 @@ struct world {
     _Atomic bool leaving, told;
     struct comm_flow flight[2 * COMM_RANKS_MAX]; /* of an all-to-all that was begun */
     uint32_t n_flight;
+    uint64_t lost;                        /* ranks that are masked, of seg.now */
+    _Atomic(struct mask_rules *) mask_to; /* at rank 0; NULL: none is masked */
 };
 
 struct comm {
@@ -93,6 +102,7 @@ struct comm {
     uint32_t rank, n;
     uint32_t ranks[COMM_RANKS_MAX]; /* the world's numbers */
     uint32_t local, gate;           /* members on this host; whose place names the gate */
+    uint32_t live;                  /* of them, not masked */
     uint32_t turn;                  /* windows are double: the other half may still be read */
     float *stage;                   /* parts of other hosts' ranks */
     struct comm_stats stats;
@@ -108,6 +118,8 @@ int gate_pass(struct comm *c, struct err *e) MUST_CHECK; /* barrier of the membe
 int pipes_run(struct world *w, struct comm_flow *f, uint32_t n, struct err *e) MUST_CHECK;
 void pipes_try(struct world *w, struct comm_flow *f, uint32_t n);
 void segment_wake_all(struct world *w);
+/* -EPIPE: the group has failed. -ECANCELED: a rank was masked, and this one has not regrouped. */
+int segment_stopped(const struct world *w, struct err *e);
 
 /* mesh.c */
 int mesh_join(struct world *w, struct err *e) MUST_CHECK;
@@ -123,6 +135,17 @@ void watch_stop(struct world *w);
 void watch_fail(struct world *w, uint32_t rank, const char *why);
 bool watch_failed(const struct world *w);
 int watch_error(const struct world *w, struct err *e); /* -EPIPE with the reason */
+
+/* mask.c */
+/* Of a rank whose connection has ended, or that was silent too long: true when the others go on
+ * without it; false, and why not is added to `why`. The watch's thread. */
+bool mask_rank(struct world *w, uint32_t rank, char why[REASON_MAX]);
+void mask_free(struct world *w);
+
+static inline bool world_is_lost(const struct world *w, uint32_t rank)
+{
+    return w->lost >> rank & 1;
+}
 
 static inline bool world_is_here(const struct world *w, uint32_t rank)
 {

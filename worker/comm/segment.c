@@ -12,24 +12,32 @@
 
 #define SPINS 32 /* a pause is 40 to 140 cycles: about 2 us at most */
 
-static size_t windows_at(void)
-{
-    return (sizeof(struct segment_head) + 4095) & ~(size_t)4095;
-}
-
-static size_t pipes_at(uint32_t n)
-{
-    return windows_at() + (size_t)COMM_SPLITS_MAX * n * 2 * WINDOW_BYTES;
-}
-
 static size_t pipe_bytes(void)
 {
     return sizeof(struct pipe_head) + COMM_PIPE_BYTES;
 }
 
+/* Windows, then pipes; one after the other for each generation. It is a sparse file: those that
+ * nobody comes to use take no memory. */
+static size_t pipes_at(uint32_t n)
+{
+    return (size_t)COMM_SPLITS_MAX * n * 2 * WINDOW_BYTES;
+}
+
+static size_t generation_bytes(uint32_t n)
+{
+    return (pipes_at(n) + (size_t)n * n * pipe_bytes() + 4095) & ~(size_t)4095;
+}
+
+static size_t generation_at(uint32_t n, uint32_t generation)
+{
+    size_t head = (sizeof(struct segment_head) + 4095) & ~(size_t)4095;
+    return head + generation * generation_bytes(n);
+}
+
 static size_t segment_bytes(uint32_t n)
 {
-    return pipes_at(n) + (size_t)n * n * pipe_bytes();
+    return generation_at(n, GENERATIONS);
 }
 
 int comm_segment_new(uint32_t n, int *out, struct err *e)
@@ -84,11 +92,20 @@ void *segment_window(const struct comm *c, uint32_t member, uint32_t turn)
 {
     const struct segment *s = &c->w->seg;
     uint32_t place = c->ranks[member] - c->w->host0;
-    return s->base + windows_at() +
+    return s->base + generation_at(s->n, s->now) +
            (((size_t)c->index * s->n + place) * 2 + turn % 2) * WINDOW_BYTES;
 }
 
 /* ---- waiting ---- */
+
+int segment_stopped(const struct world *w, struct err *e)
+{
+    if (watch_failed(w))
+        return watch_error(w, e);
+    if (atomic_load_explicit(&w->seg.head->generation, memory_order_acquire) == w->seg.now)
+        return 0;
+    return err_set(e, ECANCELED, "a rank was masked meanwhile");
+}
 
 static long futex(_Atomic uint32_t *word, int op, uint32_t value, const struct timespec *t)
 {
@@ -120,9 +137,8 @@ static int gate_wait(struct world *w, struct gate *g, uint32_t seen, struct err 
     int rc = 0;
     atomic_fetch_add(&g->sleepers, 1);
     while (atomic_load(&g->value) == seen && !rc) {
-        if (watch_failed(w))
-            rc = watch_error(w, e);
-        else
+        rc = segment_stopped(w, e);
+        if (!rc)
             futex(&g->value, FUTEX_WAIT, seen, &limit);
     }
     atomic_fetch_sub(&g->sleepers, 1);
@@ -131,13 +147,13 @@ static int gate_wait(struct world *w, struct gate *g, uint32_t seen, struct err 
 
 int gate_pass(struct comm *c, struct err *e)
 {
-    if (c->local < 2)
-        return 0;
-    struct gate *g = &c->w->seg.head->gates[c->index][c->gate];
-    if (watch_failed(c->w))
-        return watch_error(c->w, e);
+    const struct segment *s = &c->w->seg;
+    int rc = segment_stopped(c->w, e);
+    if (rc || c->live < 2)
+        return rc;
+    struct gate *g = &s->head->generations[s->now].gates[c->index][c->gate];
     uint32_t seen = atomic_load(&g->value);
-    if (atomic_fetch_add(&g->arrived, 1) + 1 < c->local)
+    if (atomic_fetch_add(&g->arrived, 1) + 1 < c->live)
         return gate_wait(c->w, g, seen, e);
     atomic_store(&g->arrived, 0);
     gate_move(g);
@@ -146,11 +162,15 @@ int gate_pass(struct comm *c, struct err *e)
 
 void segment_wake_all(struct world *w)
 {
-    for (uint32_t i = 0; i < COMM_SPLITS_MAX; i++)
+    uint32_t latest = atomic_load(&w->seg.head->generation);
+    for (uint32_t g = 0; g <= latest && g < GENERATIONS; g++) {
+        struct generation *x = &w->seg.head->generations[g];
+        for (uint32_t i = 0; i < COMM_SPLITS_MAX; i++)
+            for (uint32_t k = 0; k < w->seg.n; k++)
+                futex(&x->gates[i][k].value, FUTEX_WAKE, INT32_MAX, NULL);
         for (uint32_t k = 0; k < w->seg.n; k++)
-            futex(&w->seg.head->gates[i][k].value, FUTEX_WAKE, INT32_MAX, NULL);
-    for (uint32_t k = 0; k < w->seg.n; k++)
-        futex(&w->seg.head->bells[k].value, FUTEX_WAKE, INT32_MAX, NULL);
+            futex(&x->bells[k].value, FUTEX_WAKE, INT32_MAX, NULL);
+    }
 }
 
 /* ---- pipes ---- */
@@ -159,7 +179,8 @@ static struct pipe_head *pipe_of(const struct world *w, uint32_t from, uint32_t 
 {
     const struct segment *s = &w->seg;
     size_t i = (size_t)(from - w->host0) * s->n + (to - w->host0);
-    return (struct pipe_head *)(void *)(s->base + pipes_at(s->n) + i * pipe_bytes());
+    return (struct pipe_head *)(void *)(s->base + generation_at(s->n, s->now) + pipes_at(s->n) +
+                                        i * pipe_bytes());
 }
 
 /* Copies between the ring at `count` and memory; the ring may wrap. */
@@ -177,6 +198,11 @@ static void ring_copy(struct pipe_head *p, uint32_t count, uint8_t *data, size_t
     }
 }
 
+static struct gate *bell_of(const struct world *w, uint32_t rank)
+{
+    return &w->seg.head->generations[w->seg.now].bells[rank - w->host0];
+}
+
 static size_t pipe_move(struct world *w, struct comm_flow *f)
 {
     uint32_t me = w->cfg.rank;
@@ -188,7 +214,7 @@ static size_t pipe_move(struct world *w, struct comm_flow *f)
         return 0;
     ring_copy(p, f->out ? written : taken, f->data, n, f->out);
     atomic_fetch_add(f->out ? &p->written : &p->taken, (uint32_t)n);
-    gate_move(&w->seg.head->bells[f->peer - w->host0]);
+    gate_move(bell_of(w, f->peer));
     f->data = (uint8_t *)f->data + n;
     f->bytes -= n;
     return n;
@@ -203,7 +229,7 @@ void pipes_try(struct world *w, struct comm_flow *f, uint32_t n)
 
 int pipes_run(struct world *w, struct comm_flow *f, uint32_t n, struct err *e)
 {
-    struct gate *bell = &w->seg.head->bells[w->cfg.rank - w->host0];
+    struct gate *bell = bell_of(w, w->cfg.rank);
     for (;;) {
         uint32_t seen = atomic_load(&bell->value);
         bool moved = false, left = false;
@@ -215,9 +241,8 @@ int pipes_run(struct world *w, struct comm_flow *f, uint32_t n, struct err *e)
         }
         if (!left)
             return 0;
-        if (watch_failed(w))
-            return watch_error(w, e);
-        int rc = moved ? 0 : gate_wait(w, bell, seen, e);
+        int rc = segment_stopped(w, e);
+        rc = rc || moved ? rc : gate_wait(w, bell, seen, e);
         if (rc)
             return rc;
     }

@@ -126,7 +126,8 @@ static void dead(struct world *w, uint32_t r, const char *how)
     if (w->peers[r].left || w->leaving)
         return;
     snprintf(why, sizeof why, "rank %u (%s) %s", r, mesh_host(w, r), how);
-    watch_fail(w, r, why);
+    if (!mask_rank(w, r, why))
+        watch_fail(w, r, why);
 }
 
 static void hear(struct world *w, uint32_t r, uint64_t now_ns)
@@ -165,12 +166,20 @@ static void judge_silence(struct world *w, uint64_t now_ns)
     }
 }
 
+static bool is_masked(const struct world *w, uint32_t r)
+{
+    const struct segment_head *h = w->seg.head;
+    return h->lost[atomic_load(&h->generation)] >> r & 1;
+}
+
 /* Of the ranks that others wait for: who computes, else who has entered the fewest collectives. */
 static uint32_t laggard(const struct world *w)
 {
     uint32_t worst = 0;
     for (uint32_t r = 1; r < w->cfg.ranks; r++) {
         const struct peer *p = &w->peers[r], *q = &w->peers[worst];
+        if (is_masked(w, r))
+            continue;
         if (worst == 0 || (p->op == OP_NONE) > (q->op == OP_NONE) ||
             ((p->op == OP_NONE) == (q->op == OP_NONE) && p->seq < q->seq))
             worst = r;

@@ -80,6 +80,8 @@ static int sort_out(struct data *d, const struct model_batch *b, struct err *e)
         if (owner >= d->ranks)
             return err_set(e, EINVAL, "block %u: %u data ranks have %u each", s->blocks[0],
                            d->ranks, n);
+        if (comm_is_masked(d->c->world, owner * d->tensor))
+            return err_set(e, EINVAL, "block %u: data rank %u is masked", s->blocks[0], owner);
         for (uint32_t k = 0; k < s->n_blocks; k++) {
             if (s->blocks[k] / n != owner)
                 return err_set(e, EINVAL, "a sequence with blocks at two data ranks, %u and %u",

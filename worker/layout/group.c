@@ -128,6 +128,8 @@ int group_new(const struct group_config *c, struct group **out, struct err *e)
     rc = rc ? rc : model_work_new(c->model, &g->c.work, &g->work, e);
     if (!rc && c->layout.data > 1)
         rc = data_new(&g->c, g->work, &g->data, e);
+    if (!rc && c->world && c->work.group.cover) /* all have what they need of each other: one may be masked from now on */
+        rc = comm_barrier(c->world, e);
     if (rc) {
         group_free(g);
         return rc;
@@ -217,7 +219,19 @@ static int hear(struct group *g, void *data, size_t bytes, struct err *e)
                       : comm_broadcast(g->c.world, 0, data, bytes, e);
 }
 
-static int send_plan(struct group *g, struct err *e)
+/* Ranks that live come together again after one was masked. */
+static int regroup(struct group *g, struct err *e)
+{
+    int rc = comm_regroup(g->c.world, e);
+    if (!rc)
+        model_work_regroup(g->work);
+    return rc;
+}
+
+/* `again`: words of the plan that wait for the next one when a rank was masked meanwhile. Some
+ * ranks may have obeyed them by then, which does no harm: a copied block is written from where its
+ * sequence has got to before it is read. */
+static int send_words(struct group *g, size_t again, struct err *e)
 {
     struct words *w = &g->plan;
     size_t bytes = w->n * sizeof *w->data;
@@ -229,8 +243,23 @@ static int send_plan(struct group *g, struct err *e)
     int rc = tell(g, w->data, FIRST_BYTES, e);
     if (!rc && bytes > FIRST_BYTES)
         rc = tell(g, (uint8_t *)w->data + FIRST_BYTES, bytes - FIRST_BYTES, e);
-    clear(w);
+    if (rc == -ECANCELED)
+        w->n = again;
+    else
+        clear(w);
     return rc ? rc : send_stores(g, e);
+}
+
+/* A plan that is to come through whoever is masked meanwhile. */
+static int send_plan(struct group *g, struct err *e)
+{
+    for (;;) {
+        int rc = send_words(g, g->plan.n, e);
+        if (rc != -ECANCELED)
+            return rc;
+        if ((rc = regroup(g, e)))
+            return rc;
+    }
 }
 
 static void plan_forward(struct words *w, const struct model_batch *b, bool halve)
@@ -274,9 +303,14 @@ int group_forward(struct group *g, const struct model_batch *b, struct err *e)
         return rc; /* the others would refuse it too */
     bool halve = choose_halves(g, b);
     uint64_t from = clock_mono_ns();
+    size_t before = g->plan.n;
     plan_forward(&g->plan, b, halve);
-    rc = send_plan(g, e);
+    rc = send_words(g, before, e);
     rc = rc ? rc : forward(g, b, e);
+    if (rc == -ECANCELED) { /* said by comm_regroup, if by anything, is why that failed */
+        int failed = regroup(g, e);
+        return failed ? failed : rc;
+    }
     if (rc && g->c.device)
         comm_fail(g->c.world, e->msg); /* the others wait for this rank on their devices */
     if (!rc && g->data && data_has_halves(g->data, b))
@@ -465,9 +499,57 @@ int group_reports(struct group *g, struct group_report *all, struct err *e)
         all[0] = mine;
         return 0;
     }
-    put(&g->plan, COMMAND_REPORT);
-    int rc = send_plan(g, e);
-    return rc ? rc : comm_all_gather(g->c.world, &mine, sizeof mine, all, e);
+    for (;;) {
+        put(&g->plan, COMMAND_REPORT);
+        int rc = send_plan(g, e);
+        rc = rc ? rc : comm_all_gather(g->c.world, &mine, sizeof mine, all, e);
+        if (rc != -ECANCELED || (rc = regroup(g, e)))
+            return rc;
+    }
+}
+
+/* ---- masks ---- */
+
+/* For every expert, in each set of ranks that have them all, those that have it. */
+static uint64_t *holders(const struct group *g, uint32_t *n) /* heap */
+{
+    const struct model_layout *l = &g->c.layout;
+    uint32_t x = l->expert > 1 ? l->expert : 0, kinds = model_config(g->c.model)->moe.experts;
+    uint64_t *sets = xcalloc((size_t)(x ? l->data / x : 0) * kinds + 1, sizeof *sets);
+    *n = 0;
+    for (uint32_t first = 0; x && first < l->data; first += x)
+        for (uint32_t i = 0; i < kinds; i++)
+            sets[(*n)++] = model_work_holders(g->work, i) << first;
+    return sets;
+}
+
+int group_allow_masks(struct group *g, int wake_fd, struct err *e)
+{
+    const struct model_layout *l = &g->c.layout;
+    uint32_t n, kinds = model_config(g->c.model)->moe.experts;
+    for (uint32_t r = 0; r < group_ranks(g); r++)
+        if (g->c.apart[r])
+            return 0;
+    if (l->data < 2 || l->tensor > 1 || l->pipeline > 1 || g->c.device || !g->c.work.group.cover ||
+        comm_hosts(g->c.world) > 1)
+        return 0;
+    uint64_t *sets = holders(g, &n);
+    bool some = true;
+    for (uint32_t i = 0; i < n; i++)
+        some = some && (sets[i] & (sets[i] - 1));
+    int rc = some ? comm_allow_masks(g->c.world, sets, n, kinds ? kinds : 1, "expert", wake_fd, e)
+                  : 0;
+    free(sets);
+    return rc ? rc : some;
+}
+
+uint64_t group_masked(struct group *g, bool also_new)
+{
+    if (!g->c.world)
+        return 0;
+    if (also_new && comm_must_regroup(g->c.world))
+        (void)regroup(g, NULL); /* the next call fails too */
+    return comm_masked(g->c.world);
 }
 
 static int give_report(const struct group *g, struct err *e)
@@ -608,6 +690,8 @@ int group_follow(struct group *g, struct err *e)
         rc = recv_plan(g, e);
         for (size_t at = 1; !rc && at < g->plan.n;)
             rc = obey(g, &at, &stop, e);
+        if (rc == -ECANCELED)
+            rc = regroup(g, e);
     }
     if (rc && rc != -EPIPE)
         comm_fail(g->c.world, e->msg);

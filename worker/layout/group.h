@@ -10,8 +10,11 @@
  * KV of ranks whose pools rank 0 can't map (they are on other hosts) passes through copies that it
  * keeps of their pools, `apart`: group_fetch fills them, group_store empties them.
  *
+ * A data rank other than 0 that dies may be masked (group_allow_masks): the step that was under way
+ * is void, group_forward returns -ECANCELED, and the others go on. Its blocks are lost.
+ *
  * Threads: one, the engine's. The communicator `world` and the model outlive the group. Errors:
- * those of model_forward; -EPIPE when the group has failed, which is final.
+ * those of model_forward; -EPIPE when the group has failed, which is final; -ECANCELED: above.
  */
 #pragma once
 #include "worker/comm/comm.h"
@@ -77,6 +80,14 @@ int group_fetch_layer(struct group *g, const uint32_t *blocks, uint32_t n, uint3
                       struct err *e) MUST_CHECK;
 int group_sleep(struct group *g, bool asleep, struct err *e) MUST_CHECK;
 int group_stop(struct group *g, struct err *e) MUST_CHECK;
+
+/* From now on a data rank that dies is masked, as long as every expert has a rank that lives.
+ * Returns 1; 0 when no death could be: ranks that hold what no other has (tensor ranks, stages,
+ * experts without copies), ranks on several hosts, devices. `wake_fd` as in comm_allow_masks. */
+int group_allow_masks(struct group *g, int wake_fd, struct err *e) MUST_CHECK;
+/* Data ranks that are masked, a bit each. `also_new`: takes notice of those that died meanwhile; a
+ * failure of that shows at the next call. */
+uint64_t group_masked(struct group *g, bool also_new);
 
 struct group_report { /* of one rank */
     uint32_t rank, tensor_rank, stage, reserved;

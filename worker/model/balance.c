@@ -22,6 +22,7 @@ struct queue { /* of one receiver */
 struct balance {
     const struct model *m;
     uint32_t experts, ranks, rank, room, every;
+    uint32_t fixed; /* places of each rank that stay as they are */
     size_t move_bytes;
     const uint8_t *owner;
     uint64_t *place;  /* [layers, experts] ranks at which it may be computed */
@@ -64,6 +65,19 @@ static int map_store(struct balance *b, uint32_t layers, struct err *e)
     return 0;
 }
 
+/* Where each expert of a layer may be computed when only fixed copies count. */
+static void place_fixed(struct balance *b, uint32_t layer, uint64_t lost)
+{
+    for (uint32_t x = 0; x < b->experts; x++)
+        *place_of(b, layer, x) = (1ull << b->owner[x]) & ~lost;
+    for (uint32_t rank = 0; rank < b->ranks; rank++)
+        for (uint32_t i = 0; i < b->fixed; i++) {
+            uint32_t x = slots_of(b, layer, rank)[i];
+            if (x != REPLICAS_NONE)
+                *place_of(b, layer, x) |= (1ull << rank) & ~lost;
+        }
+}
+
 int balance_new(struct model_work *w, struct balance **out, struct err *e)
 {
     const struct model_config *c = &w->m->config;
@@ -86,8 +100,8 @@ int balance_new(struct model_work *w, struct balance **out, struct err *e)
     b->moves = xcalloc(c->n_layers * places, sizeof *b->moves);
     b->order = xcalloc(c->n_layers, sizeof *b->order);
     memset(b->slots, 0xff, c->n_layers * places * sizeof *b->slots); /* REPLICAS_NONE */
-    for (size_t i = 0; i < n; i++)
-        b->place[i] = 1ull << b->owner[i % c->moe.experts];
+    for (uint32_t l = 0; l < c->n_layers; l++)
+        place_fixed(b, l, 0);
     for (uint32_t l = 0; l < c->n_layers; l++) {
         b->order[l] = moe;
         if (!model_layer_has_experts(c, l))
@@ -132,7 +146,7 @@ uint8_t balance_target(const struct balance *b, uint32_t layer, uint32_t expert,
     uint64_t at = *place_of(b, layer, expert);
     uint32_t n = (uint32_t)__builtin_popcountll(at);
     if (n == 1)
-        return b->owner[expert];
+        return (uint8_t)__builtin_ctzll(at);
     uint32_t h = (token * 0x9e3779b1u) ^ (pos * 0x85ebca6bu);
     for (uint32_t skip = (h ^ h >> 15) % n; skip; skip--)
         at &= at - 1;
@@ -197,7 +211,7 @@ static int choose(struct balance *b, struct comm *c, struct err *e)
         if (!model_layer_has_experts(mc, l))
             continue;
         rc = replicas_choose(b->counts + (size_t)l * b->experts, b->owner, b->experts, b->ranks,
-                             b->room, slots_of(b, l, 0), b->wanted, e);
+                             b->room, b->fixed, slots_of(b, l, 0), b->wanted, e);
         if (!rc)
             add_moves(b, l);
     }
@@ -266,6 +280,76 @@ static int move_some(struct balance *b, struct model_work *w, struct err *e)
     }
     return n_flows ? comm_exchange(w->o.group.expert, flows, n_flows, e) : 0;
 }
+
+/* ---- copies that stay ---- */
+
+/* The part of one fixed place of every rank. */
+static int fill_place(struct balance *b, struct model_work *w, uint32_t layer, uint32_t i,
+                      uint32_t part, struct err *e)
+{
+    struct comm_flow flows[EP_RANKS_MAX];
+    uint32_t n = 0;
+    size_t bytes = b->part_bytes[part];
+    for (uint32_t to = 0; to < b->ranks; to++) {
+        uint32_t x = slots_of(b, layer, to)[i];
+        if (x == REPLICAS_NONE)
+            continue;
+        if (b->owner[x] == b->rank)
+            flows[n++] = (struct comm_flow){
+                to, true, (void *)(uintptr_t)original(b, layer, part, x), bytes};
+        else if (to == b->rank)
+            flows[n++] = (struct comm_flow){b->owner[x], false, copy_at(b, layer, i, part), bytes};
+    }
+    return n ? comm_exchange(w->o.group.expert, flows, n, e) : 0;
+}
+
+int balance_cover(struct model_work *w, struct err *e)
+{
+    struct balance *b = w->ep.balance;
+    const struct model_config *c = &b->m->config;
+    uint32_t *places = xcalloc((size_t)b->ranks * b->room, sizeof *places);
+    int rc = 0;
+    b->fixed = replicas_cover(b->owner, b->experts, b->ranks, b->room, places);
+    for (uint32_t l = 0; b->fixed && !rc && l < c->n_layers; l++) {
+        if (!model_layer_has_experts(c, l))
+            continue;
+        memcpy(slots_of(b, l, 0), places, (size_t)b->ranks * b->room * sizeof *places);
+        for (uint32_t i = 0; i < b->fixed * PARTS && !rc; i++)
+            rc = fill_place(b, w, l, i / PARTS, i % PARTS, e);
+        place_fixed(b, l, 0);
+    }
+    free(places);
+    return rc;
+}
+
+uint64_t balance_holders(const struct balance *b, uint32_t expert)
+{
+    uint64_t at = 1ull << b->owner[expert];
+    for (uint32_t l = 0; l < b->m->config.n_layers; l++) {
+        if (!model_layer_has_experts(&b->m->config, l))
+            continue;
+        for (uint32_t rank = 0; rank < b->ranks; rank++)
+            for (uint32_t i = 0; i < b->fixed; i++)
+                if (slots_of(b, l, rank)[i] == expert)
+                    at |= 1ull << rank;
+        break; /* all layers are alike */
+    }
+    return at;
+}
+
+void balance_mask(struct balance *b, uint64_t lost)
+{
+    uint32_t loose = b->room - b->fixed;
+    for (uint32_t l = 0; l < b->m->config.n_layers; l++) {
+        for (uint32_t rank = 0; rank < b->ranks; rank++)
+            if (loose)
+                memset(slots_of(b, l, rank) + b->fixed, 0xff, loose * sizeof *b->slots);
+        place_fixed(b, l, lost);
+    }
+    b->n_moves = b->n_left = b->every = 0;
+}
+
+/* ---- steps ---- */
 
 static void take_into_use(struct balance *b, struct model_work *w)
 {

@@ -5,6 +5,10 @@
  * ones are used from the step on at which all of them have come: the same one at every rank,
  * because all count steps and pieces alike.
  *
+ * With `cover` in the options and room for it, the first copies are fixed from the start: one of
+ * every expert at another rank (replicas_cover). Then a rank may be masked (comm.h): its experts
+ * are computed where their copies are, and nothing is chosen anew from then on.
+ *
  * Where a row is computed changes no bit (ep.h).
  *
  * Threads: balance_step and balance_count on the engine's; the rest reads. */
@@ -14,6 +18,12 @@
 struct balance;
 int balance_new(struct model_work *w, struct balance **out, struct err *e) MUST_CHECK;
 void balance_free(struct balance *b); /* NULL is fine */
+/* After all ranks have made theirs: the fixed copies come from their owners. */
+int balance_cover(struct model_work *w, struct err *e) MUST_CHECK;
+/* Ranks at which an expert always is, a bit each. */
+uint64_t balance_holders(const struct balance *b, uint32_t expert);
+/* Ranks of the expert communicator that are masked, from now on. */
+void balance_mask(struct balance *b, uint64_t lost);
 /* Before each step. */
 int balance_step(struct model_work *w, struct err *e) MUST_CHECK;
 /* Own picks of a layer, as w->ep has them. */

@@ -47,7 +47,25 @@ int ep_init(struct model_work *w, struct err *e)
         for (uint32_t x = part.expert0; x < part.expert1; x++)
             r->owner[x] = (uint8_t)i;
     }
-    return g->redundant ? balance_new(w, &r->balance, e) : 0;
+    int rc = g->redundant ? balance_new(w, &r->balance, e) : 0;
+    return rc || !r->balance || !g->cover ? rc : balance_cover(w, e);
+}
+
+uint64_t model_work_holders(const struct model_work *w, uint32_t expert)
+{
+    const struct ep_rows *r = &w->ep;
+    if (r->ranks <= 1)
+        return 1;
+    return r->balance ? balance_holders(r->balance, expert) : 1ull << r->owner[expert];
+}
+
+void model_work_regroup(struct model_work *w)
+{
+    uint64_t lost = 0;
+    for (uint32_t i = 0; w->ep.ranks > 1 && i < w->ep.ranks; i++)
+        lost |= (uint64_t)comm_is_masked(w->o.group.expert, i) << i;
+    if (lost && w->ep.balance)
+        balance_mask(w->ep.balance, lost);
 }
 
 void ep_carve(struct carve *c, struct model_work *w)
@@ -228,7 +246,9 @@ static int take_items(struct step *s, bool latency)
         uint32_t from, to;
         struct ep_head *h = &r->heads[rank];
         share_of(s->w, rank, &from, &to);
-        if (latency)
+        if (latency && comm_is_masked(s->w->o.group.expert, rank))
+            memset(h, 0, sizeof *h);
+        else if (latency)
             memcpy(h, p, sizeof *h);
         if (h->rows[r->rank] > to - from)
             return err_set(&s->w->err, EPROTO, "rank %u sent more rows than it has", rank);

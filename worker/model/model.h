@@ -202,6 +202,7 @@ struct model_group {
      * steps from the load since, and moved at most so many bytes a step to one rank (0: 1 MiB). */
     uint32_t redundant, balance_steps;
     uint64_t move_bytes;
+    bool cover;  /* the first of them: one of every expert at another rank, if there is room */
     bool halves; /* memory for batches in two halves (model_work_halve) */
 };
 
@@ -238,6 +239,13 @@ void model_work_data_rows(struct model_work *w, const uint32_t *rows);
  * one computes while the other's rows are on their way (worker/model/halves.c). The same at every
  * rank; the same results. Returns whether it will be: never without group.halves. */
 bool model_work_halve(struct model_work *w, bool halve);
+
+/* Experts over ranks, when ranks may be masked (worker/comm/comm.h). Ranks of group.expert at which
+ * an expert always is, a bit each. */
+uint64_t model_work_holders(const struct model_work *w, uint32_t expert);
+/* After comm_regroup: masked ranks compute nothing more. A batch that was under way then has ended
+ * with -ECANCELED, and may be run again. */
+void model_work_regroup(struct model_work *w);
 
 /* The first stage of a pipeline may begin further batches before the first comes back: it does its
  * layers and leaves the rest to the others; model_end waits for the oldest batch begun and fills
