@@ -161,7 +161,8 @@ static void on_closed(struct lines *lines, const char *why, void *ctx)
     log_debug("the worker closed its socket", LI("rank", r->number), LS("why", why));
     if (may_be_masked(r))
         await_mask(r);
-    else if (r->child && !uv_is_active((uv_handle_t *)&l->limit)) /* nothing can be told to it now */
+    else if (r->child &&
+             !uv_is_active((uv_handle_t *)&l->limit)) /* nothing can be told to it now */
         uv_timer_start(&l->limit, on_limit, GRACE_MS, 0);
 }
 
@@ -182,7 +183,8 @@ static void put_masked(const json_t *worker, uint32_t ranks, json_t *o)
     size_t i, n = json_array_size(masked), at;
     if (!n || n > ranks)
         return;
-    at = (size_t)snprintf(text, sizeof text, "%u of %u ranks, masked: [", ranks - (uint32_t)n, ranks);
+    at = (size_t)snprintf(text, sizeof text, "%u of %u ranks, masked: [", ranks - (uint32_t)n,
+                          ranks);
     for (i = 0; i < n && at < sizeof text - 8; i++)
         at += (size_t)snprintf(text + at, sizeof text - at, i ? ", %d" : "%d",
                                (int)json_integer_value(json_array_get(masked, i)));

@@ -89,6 +89,11 @@ static size_t later_parts(const struct kube_infd *d, const struct infd_role *rol
     }
     if (d->engine_speculation)
         parts[k++] = (struct hash_part){"speculation", d->engine_speculation};
+    if (d->engine_redundant_experts) {
+        int len = snprintf(text + at, n - at, "%lld", (long long)d->engine_redundant_experts);
+        parts[k++] = (struct hash_part){"redundantExperts", text + at};
+        at += (size_t)len + 1;
+    }
     char *claims = text + at;
     size_t len = 0;
     for (size_t i = 0; i < role->claims.n && at + len < n; i++) {
@@ -141,7 +146,7 @@ void pod_revision(const struct kube_infd *d, const struct infd_role *role, char 
         size_t n = strlen(numbers);
         snprintf(numbers + n, sizeof numbers - n, " replicas=%lld", (long long)role->replicas);
     }
-    struct hash_part parts[18] = {
+    struct hash_part parts[19] = {
         {"model", d->model_name},         {"source", d->model_source},
         {"sha256", d->model_sha256},      {"numbers", numbers},
         {"dtype", d->kv_dtype},           {"kv", d->kv_size},
@@ -276,6 +281,8 @@ static json_t *environment(const struct ctl *c, const struct kube_infd *d,
     if (d->engine_speculation)
         env(l, "BATON_SPECULATION",
             strcmp(d->engine_speculation, "None") == 0 ? "off" : "prompt-lookup");
+    if (d->engine_redundant_experts)
+        env_n(l, "BATON_REDUNDANT_EXPERTS", d->engine_redundant_experts);
     env_n(l, "BATON_MAX_CONTEXT", d->model_max_context_tokens);
     env_n(l, "BATON_TP", at_least_one(role->parallelism.tensor));
     env_n(l, "BATON_PP", at_least_one(role->parallelism.pipeline));

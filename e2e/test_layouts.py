@@ -6,6 +6,7 @@ import os
 import pathlib
 import signal
 import sys
+import threading
 import time
 
 import pytest
@@ -198,3 +199,47 @@ def test_a_killed_data_rank_takes_its_group_down_once_and_it_comes_back_once(moe
     o = copy.deepcopy(plain)
     o["spec"]["decode"]["parallelism"] = {"data": 4, "expert": 4, "pods": pods}
     assert kill_one(stack, o, 4, which, model=o["spec"]["model"]["name"], ignore_eos=True) == want[PROMPTS[0]][0]
+
+
+def test_a_killed_data_rank_is_masked_where_others_have_its_experts_and_the_group_comes_back_whole_when_idle(moe):
+    stack, plain, want = moe
+    o = copy.deepcopy(plain)
+    name = o["spec"]["model"]["name"]
+    o["spec"]["decode"]["parallelism"] = {"data": 4, "expert": 4}
+    o["spec"]["engine"] = {"redundantExperts": 4}
+    deploy(stack, o)
+    pod = next(w["name"] for w in stack.workers() if w["role"] == "decode")
+
+    def gate():
+        return next(c for c in stack.get("pod", pod)["status"]["conditions"] if c["type"] == "serving.baton.dev/role")
+
+    def notes():
+        return stack.get("pod", pod)["metadata"]["annotations"]
+
+    ranks = eventually(lambda: (lambda r: r if len(r) == 4 else None)(ranks_of(stack, [pod])), message="4 ranks")
+    before, answers_, stop = int(notes()["serving.baton.dev/epoch"]), [], threading.Event()
+
+    def ask_on(i):
+        while not stop.is_set():
+            p = PROMPTS[(i + len(answers_)) % len(PROMPTS)]
+            answers_.append((p, stack.ask(p, model=name, ignore_eos=True)))
+    askers = [threading.Thread(target=ask_on, args=(i,)) for i in range(8)]
+    for a in askers:
+        a.start()
+    eventually(lambda: len(answers_) > 8, message="answers")
+    os.kill(ranks[2], signal.SIGKILL)
+    eventually(lambda: gate()["message"] == "the worker serves as decode with 3 of 4 ranks, masked: [2]", 30, message="the mask")
+    known = len(answers_)
+    eventually(lambda: len(answers_) > known + 16, message="answers without it")
+    assert gate()["status"] == "True" and [alive(p) for p in ranks] == [True, True, False, True]
+    stop.set()
+    for a in askers:
+        a.join()
+    wrong = [(p, a.error or a.text) for p, a in answers_ if a.error or a.text != want[p][0]]
+    assert not wrong, (len(answers_), wrong[:3])
+    eventually(lambda: int(notes()["serving.baton.dev/epoch"]) == before + 1, 60, message="its restart")
+    assert "rank 2 of 4 was ended by signal 9" in notes()["serving.baton.dev/last-crash"]
+    eventually(lambda: len(ranks_of(stack, [pod])) == 4 and gate()["message"] == "the worker serves as decode", 60, message="4 ranks again")
+    got = eventually(lambda: (lambda x: None if x.error else x)(stack.ask(PROMPTS[0], model=name, ignore_eos=True)), 60, message="an answer")
+    assert got.text == want[PROMPTS[0]][0]
+    undeploy(stack)

@@ -107,6 +107,11 @@ e2e: setup-test ## the whole story on a real Kubernetes of several nodes (needs 
 	@$(SUBMAKE) build
 	@tools/report e2e "$(CACHE)/venv/bin/python -m pytest -q -s -p no:cacheprovider e2e/test_story.py"
 
+BATON_MASK_SEEDS ?= 30
+mask: setup-test ## kill -9 of a rank at 30 random moments, in groups where the others have its experts (BATON_MASK_SEEDS, BATON_SEED); writes docs/reports/mask.md
+	@$(SUBMAKE) build
+	@tools/report mask "BATON_MASK_SEEDS=$(BATON_MASK_SEEDS) $(CACHE)/venv/bin/python -m pytest -q -s -p no:cacheprovider tests/worker/test_mask.py"
+
 e2e-layouts: setup-test ## models over several ranks and pods through the custom resource, and ranks that are killed (a few minutes)
 	@$(SUBMAKE) build
 	@"$(CACHE)/venv/bin/python" -m pytest -q -s -p no:cacheprovider e2e/test_layouts.py

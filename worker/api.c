@@ -76,8 +76,7 @@ static void tell_launcher(struct api *a)
     bool changed = !a->told_ns || v.role != t->role || v.ready != t->ready ||
                    v.draining != t->draining || v.asleep != t->asleep ||
                    v.maskable != t->maskable || v.masked != t->masked;
-    if (!a->c.launcher ||
-        (!changed && (v.running == t->running || now_ns - a->told_ns < NS_PER_S)))
+    if (!a->c.launcher || (!changed && (v.running == t->running || now_ns - a->told_ns < NS_PER_S)))
         return;
     launcher_status(a->c.launcher, &v);
     a->told = v;

@@ -59,7 +59,7 @@ struct engine_status {
     uint64_t masked; /* ranks that died and that the others go on without, a bit each */
     uint32_t ranks;
     bool maskable, restart_due; /* to be whole again */
-    char check[80]; /* "ok", or the invariant of the KV pool that does not hold */
+    char check[80];             /* "ok", or the invariant of the KV pool that does not hold */
 };
 
 struct engine_records {

@@ -147,7 +147,7 @@ void engine_rung(struct engine *g); /* sleeps or wakes, when that is wanted and 
 
 /* mask.c: a rank has died, the others go on */
 void mask_start(struct engine *g);
-void mask_look(struct engine *g);                                       /* whether one has */
+void mask_look(struct engine *g);                                      /* whether one has */
 void mask_void(struct engine *g, struct seq *const *seqs, uint32_t n); /* in a step of these */
 
 /* deal.c: data ranks of sequences that wait */

@@ -1,8 +1,8 @@
-/* A rank of the group has died and the others go on without it (engine_int.h, worker/layout/group.h).
- * The step that was under way is void: nothing was sampled, and its rows are computed again, to the
- * same bits. Sequences whose KV lay at the dead rank are preempted, as for want of memory, and so
- * computed anew at another one: exactly. Transfers from or to its blocks fail, which their other
- * ends know how to live with.
+/* A rank of the group has died and the others go on without it (engine_int.h,
+ * worker/layout/group.h). The step that was under way is void: nothing was sampled, and its rows
+ * are computed again, to the same bits. Sequences whose KV lay at the dead rank are preempted, as
+ * for want of memory, and so computed anew at another one: exactly. Transfers from or to its blocks
+ * fail, which their other ends know how to live with.
  *
  * The group is whole again only after a restart (a rank can't join one that runs): when it has had
  * nothing to do for a while, else after c.masked_s at the latest, once it is drained. */
@@ -17,10 +17,9 @@
 static void metrics(struct engine *g)
 {
     struct mask_metrics *m = &g->mask.m;
-    struct metric_family *f =
-        metric_family(METRIC_GAUGE, "baton_worker_ranks",
-                      "Ranks of the group that live, and that are masked because they died", "state",
-                      NULL, 0);
+    struct metric_family *f = metric_family(
+        METRIC_GAUGE, "baton_worker_ranks",
+        "Ranks of the group that live, and that are masked because they died", "state", NULL, 0);
     m->live = metric_series(f, "live");
     m->masked = metric_series(f, "masked");
     m->rank = metric_family(METRIC_GAUGE, "baton_worker_rank_masked",

@@ -73,14 +73,40 @@ static void print_plan(const struct options *o, const struct model_config *c,
            c->n_kv_heads, c->head_dim, c->vocab, (unsigned long long)c->n_params);
 }
 
-int mode_plan(const struct options *o, struct err *e)
+/* Copies of experts at the pod's ranks: what the whole model has more than a rank are the others'
+ * experts. */
+static int copies_bytes(const struct options *o, const char *path, const struct model_config *c,
+                        uint64_t *out, struct err *e)
+{
+    struct model_layout l = options_layout(o);
+    struct model_shard part = shard_of(o, (uint32_t)o->rank), whole = part;
+    struct model_part p;
+    uint64_t some, all;
+    *out = 0;
+    int rc = model_layout_check(c, &l, e);
+    if (rc || !options_has_copies(o, c))
+        return rc;
+    whole.expert = 1;
+    whole.expert_rank = 0;
+    model_part_of(c, &part, &p);
+    rc = model_shard_bytes(path, o->isa, &part, &some, e);
+    rc = rc ? rc : model_shard_bytes(path, o->isa, &whole, &all, e);
+    if (!rc && all > some)
+        *out = (all - some) / (c->moe.experts - (p.expert1 - p.expert0)) * o->redundant *
+               (model_layout_ranks(&l) / o->pods);
+    return rc;
+}
+
+int mode_plan(const struct options *given, struct err *e)
 {
     CLEANUP(free_charp) char *path = NULL;
+    struct options with = *given, *o = &with;
     struct model_config c;
     struct budget b;
     uint64_t weights;
     int rc = options_model_path(o, &path, e);
     rc = rc ? rc : model_config_read(path, &c, e);
+    rc = rc ? rc : copies_bytes(o, path, &c, &with.copies_bytes, e);
     rc = rc ? rc : options_budget(o, &c, true, &b, e);
     rc = rc ? rc : print_ranks(o, path, &weights, e);
     if (!rc)

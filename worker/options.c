@@ -195,6 +195,11 @@ int options_dispatch(const struct options *o, struct model_group *out, struct er
     return err_set(e, EINVAL, "--dispatch \"%s\": auto, latency or throughput", o->dispatch);
 }
 
+bool options_has_copies(const struct options *o, const struct model_config *m)
+{
+    return o->redundant && o->dp > 1 && o->ep > 1 && m->moe.experts;
+}
+
 struct model_layout options_layout(const struct options *o)
 {
     return (struct model_layout){(uint32_t)o->tp, (uint32_t)o->pp, (uint32_t)o->ep,
@@ -357,6 +362,7 @@ int options_budget(const struct options *o, const struct model_config *m, bool l
         b.context = (uint32_t)o->max_context;
     b.logit_rows = (uint32_t)o->max_running + 16;
     b.other_bytes = other_bytes(o, m, b.logit_rows) * (model_layout_ranks(&l) / o->pods);
+    b.other_bytes += o->copies_bytes;
     int rc = model_layout_check(m, &l, e);
     rc = rc ? rc : options_kv_dtype(o, &b.dtype, e);
     rc = rc ? rc : model_kv_init(&b.kv, m, b.dtype, (uint32_t)o->block_tokens, e);

@@ -17,6 +17,7 @@ struct options {
     uint64_t kv_bytes, block_tokens, max_context, max_rows, max_running, max_queue, drain_s;
     uint64_t tp, pp, ep, dp, pods, rank, redundant, balance_steps, draft_tokens, masked_s;
     uint64_t launcher_fd, weights_fd, comm_fd, comm_port, stuck_ms;
+    uint64_t copies_bytes; /* no option: of experts, at this pod's ranks, once that is known */
 };
 
 /* Returns as conf_parse does: 1 when help was answered. */
@@ -37,6 +38,9 @@ int options_halves(const struct options *o, enum group_halves *out, struct err *
 /* How rows go to experts at other ranks: dispatch, dispatch_fp8, redundant, balance_steps, cover
  * of *out. */
 int options_dispatch(const struct options *o, struct model_group *out, struct err *e) MUST_CHECK;
+
+/* Whether ranks keep copies of other ranks' experts. */
+bool options_has_copies(const struct options *o, const struct model_config *m);
 
 struct budget {
     struct model_kv kv, part; /* of the whole model; of this rank's part */

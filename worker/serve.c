@@ -328,6 +328,8 @@ static int prepare(struct worker *w, struct err *e)
     int rc = options_secret(w->o, &w->secret, e);
     rc = rc ? rc : load(w, e);
     rc = rc ? rc : team_join(&w->team, &w->start, w->o, w->secret, e);
+    if (!rc && options_has_copies(w->o, model_config(w->model)))
+        w->opt.copies_bytes = model_expert_bytes(w->model) * w->o->redundant * w->team.per_pod;
     rc = rc ? rc : options_budget(w->o, model_config(w->model), false, &w->budget, e);
     rc = rc ? rc : open_backend(w, e);
     rc = rc ? rc : make_pool(w, e);

@@ -192,6 +192,7 @@ const struct view kube_infd_view = VIEW(
     I("spec.engine.template", VIEW_RAW, engine_template),
     I("spec.engine.port", VIEW_INT, engine_port),
     I("spec.engine.speculation", VIEW_STR, engine_speculation),
+    I("spec.engine.redundantExperts", VIEW_INT, engine_redundant_experts),
     I("status.observedGeneration", VIEW_INT, observed_generation),
     IS("status.conditions", VIEW_LIST, conditions, kube_condition_view),
     IS("status.prefill", VIEW_OBJ, prefill_status, role_status_view),

@@ -204,7 +204,7 @@ struct kube_infd {
     bool paused;
     const char *engine_image, *engine_speculation,
         *engine_template; /* template: JSON text of a pod template; present = foreign engine */
-    int64_t engine_port;
+    int64_t engine_port, engine_redundant_experts;
     /* status */
     int64_t observed_generation;
     struct view_list conditions; /* struct kube_condition */

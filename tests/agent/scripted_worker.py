@@ -3,6 +3,7 @@
   plan.json   what --plan prints      fill-fails   --fill fails with this sentence      slow-fill   seconds that --fill takes
   fills       one line a fill         events       one JSON object a line: what it was told
   not-ready   while it exists the worker says that it is not ready
+  masked      what rank 0 adds to its status: {"maskable":true,"masked":[…]}, whenever it changes
   drain       seconds that draining takes (0); "never": it does not end
 SIGUSR1: prints "boom: out of cheese" to stderr and ends with code 3."""
 import array
@@ -53,7 +54,7 @@ def serve():
     signal.signal(signal.SIGUSR1, boom)
     s = socket.socket(fileno=int(os.environ["BATON_LAUNCHER_FD"]))
     data, fds = b"", array.array("i")
-    role, image, ready = None, None, False
+    role, image, ready, rank, masked = None, None, False, 0, None
 
     def say(**m):
         s.sendall(json.dumps(m).encode() + b"\n")
@@ -61,7 +62,10 @@ def serve():
     while True:
         if role is not None and ready != (text("not-ready") is None):
             ready = not ready
-            say(type="status", role=role, ready=ready, draining=False, running=0)
+            say(type="status", role=role, ready=ready, draining=False, running=0, **json.loads(masked or "{}"))
+        if role is not None and rank == 0 and masked != text("masked"):
+            masked = text("masked")
+            say(type="status", role=role, ready=ready, draining=False, running=0, **json.loads(masked))
         try:
             piece, control, _, _ = s.recvmsg(65536, socket.CMSG_LEN(64))
         except (TimeoutError, socket.timeout):
@@ -86,10 +90,10 @@ def serve():
                 except (PermissionError, OSError):
                     writable = False
                 note(image=os.fstat(fd).st_ino, writable=writable, whole=image[:] == b"W" * len(image))
-                role = m["role"]
+                role, rank = m["role"], m["rank"]
             elif m["type"] == "role":
                 role = m["role"]
-                say(type="status", role=role, ready=ready, draining=False, running=0)
+                say(type="status", role=role, ready=ready, draining=False, running=0, **json.loads(masked or "{}"))
             elif m["type"] == "drain":
                 say(type="status", role=role, ready=False, draining=True, running=1)
                 how = text("drain", "0")

@@ -77,18 +77,22 @@ def test_what_a_role_asks_for_decides_what_computes(world):
     assert backend("decode") == "cuda" and backend("prefill") == "cpu"
 
 
-def test_speculation_is_an_option_of_the_engine(world):
+def test_speculation_and_copies_of_experts_are_options_of_the_engine(world):
     world.controller()
     world.apply(infd("plain"))
-    world.apply(infd("off", engine={"speculation": "None"}))
+    world.apply(infd("off", engine={"speculation": "None", "redundantExperts": 4}))
     wait(lambda: len(world.pods()) == 4)
     pods = {p["metadata"]["labels"]["serving.baton.dev/infd"]: p for p in world.pods("decode")}
     env = {k: {e["name"]: e.get("value") for e in p["spec"]["containers"][0]["env"]} for k, p in pods.items()}
     assert env["off"]["BATON_SPECULATION"] == "off" and "BATON_SPECULATION" not in env["plain"]
+    assert env["off"]["BATON_REDUNDANT_EXPERTS"] == "4" and "BATON_REDUNDANT_EXPERTS" not in env["plain"]
     before = pods["plain"]["metadata"]["labels"]["serving.baton.dev/revision"]
     world.patch("plain", {"spec": {"engine": {"speculation": "PromptLookup"}}})
-    wait(lambda: any(p["metadata"]["labels"]["serving.baton.dev/revision"] != before
-                     for p in world.pods("decode", infd="plain")))
+    changed = lambda: {p["metadata"]["labels"]["serving.baton.dev/revision"] for p in world.pods("decode", infd="plain")} - {before}
+    wait(changed)
+    before = min(changed())
+    world.patch("plain", {"spec": {"engine": {"redundantExperts": 2}}})
+    wait(changed)
 
 
 def test_status_counts_conditions_and_columns(world):

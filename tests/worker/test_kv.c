@@ -128,7 +128,7 @@ static void random_op(struct kv *kv, struct rng *g, struct table *t, uint32_t ra
     }
 }
 
-static void random_use(uint32_t ranks)
+static void random_use(uint32_t ranks, bool lose)
 {
     struct rng g = {42};
     printf("%u ranks, seed %llu\n", ranks, (unsigned long long)g.state);
@@ -138,6 +138,8 @@ static void random_use(uint32_t ranks)
     bool present[40] = {false};
     for (int i = 0; i < 50000; i++) {
         uint32_t which = (uint32_t)rng_below(&g, TABLES);
+        if (lose && i == 25000)
+            kv_lose(kv, ranks - 1); /* what is held there goes on being counted */
         random_op(kv, &g, &tables[which], which % ranks, bad, &n_bad);
         uint32_t refs[N] = {0};
         for (uint32_t k = 0; k < TABLES; k++)
@@ -151,17 +153,22 @@ static void random_use(uint32_t ranks)
     for (uint32_t k = 0; k < TABLES; k++)
         kv_release(kv, tables[k].blocks, tables[k].n);
     kv_unquarantine(kv, bad, n_bad);
-    assert_int_equal(kv_counts(kv).free, N);
-    for (uint32_t r = 0; r < ranks; r++)
-        assert_int_equal(kv_counts_of(kv, r).free, N / ranks);
+    uint32_t lost = lose ? N / ranks : 0;
+    assert_int_equal(kv_counts(kv).free, N - lost);
+    assert_int_equal(kv_counts(kv).lost, lost);
+    for (uint32_t r = 0; r < ranks; r++) {
+        assert_int_equal(kv_counts_of(kv, r).free, lose && r == ranks - 1 ? 0 : N / ranks);
+        assert_true(!kv_is_lost(kv, r) || kv_counts_of(kv, r).cached == 0);
+    }
     kv_free(kv);
 }
 
 static void random_use_keeps_the_invariants(void **state)
 {
     (void)state;
-    random_use(1);
-    random_use(4);
+    random_use(1, false);
+    random_use(4, false);
+    random_use(4, true);
 }
 
 static void a_data_rank_finds_only_what_it_has_and_a_name_goes_with_its_last_block(void **state)

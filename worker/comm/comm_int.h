@@ -111,6 +111,7 @@ struct comm {
 /* segment.c */
 int segment_map(struct segment *s, int fd, uint32_t n, struct err *e) MUST_CHECK;
 void segment_unmap(struct segment *s);
+void segment_forget(struct segment *s); /* gives back the memory of earlier generations */
 void *segment_window(const struct comm *c, uint32_t member, uint32_t turn);
 int gate_pass(struct comm *c, struct err *e) MUST_CHECK; /* barrier of the members on this host */
 /* Flows between ranks of this host. `peer` is the world's number. pipes_try, mesh_try: as far as

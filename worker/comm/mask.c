@@ -9,6 +9,7 @@
 #include "lib/base/log.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -69,7 +70,7 @@ int comm_allow_masks(struct comm *world, const uint64_t *sets, uint32_t n, uint3
     if (n)
         memcpy(m->sets, sets, n * sizeof *sets);
     snprintf(m->what, sizeof m->what, "%s", what);
-    m->wake_fd = wake_fd < 0 ? -1 : dup(wake_fd);
+    m->wake_fd = wake_fd < 0 ? -1 : fcntl(wake_fd, F_DUPFD_CLOEXEC, 0);
     int rc = wake_fd >= 0 && m->wake_fd < 0 ? err_set(e, errno, "no descriptor") : 0;
     rc = rc ? rc : open_processes(w, m, e);
     if (rc) {
@@ -183,6 +184,8 @@ int comm_regroup(struct comm *world, struct err *e)
         adopt(world->w);
         rc = comm_barrier(world, e);
     } while (rc == -ECANCELED); /* another one has died */
+    if (!rc && world->rank == 0)
+        segment_forget(&world->w->seg); /* nobody is there any more */
     return rc;
 }
 

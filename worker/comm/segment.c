@@ -1,6 +1,8 @@
 /* Shared memory of the ranks of one host: barriers, windows of collectives, pipes. */
 #include "worker/comm/comm_int.h"
 
+#include "lib/base/log.h"
+
 #include <errno.h>
 #include <linux/futex.h>
 #include <stdlib.h>
@@ -86,6 +88,13 @@ void segment_unmap(struct segment *s)
     else
         free(s->head);
     *s = (struct segment){0};
+}
+
+void segment_forget(struct segment *s)
+{
+    size_t from = generation_at(s->n, 0);
+    if (s->base && madvise(s->base + from, generation_at(s->n, s->now) - from, MADV_REMOVE))
+        log_warn("memory of a masked rank is kept", LS("why", strerror(errno)));
 }
 
 void *segment_window(const struct comm *c, uint32_t member, uint32_t turn)

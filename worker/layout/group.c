@@ -128,7 +128,9 @@ int group_new(const struct group_config *c, struct group **out, struct err *e)
     rc = rc ? rc : model_work_new(c->model, &g->c.work, &g->work, e);
     if (!rc && c->layout.data > 1)
         rc = data_new(&g->c, g->work, &g->data, e);
-    if (!rc && c->world && c->work.group.cover) /* all have what they need of each other: one may be masked from now on */
+    if (!rc && c->world &&
+        c->work.group
+            .cover) /* all have what they need of each other: one may be masked from now on */
         rc = comm_barrier(c->world, e);
     if (rc) {
         group_free(g);
@@ -537,8 +539,8 @@ int group_allow_masks(struct group *g, int wake_fd, struct err *e)
     bool some = true;
     for (uint32_t i = 0; i < n; i++)
         some = some && (sets[i] & (sets[i] - 1));
-    int rc = some ? comm_allow_masks(g->c.world, sets, n, kinds ? kinds : 1, "expert", wake_fd, e)
-                  : 0;
+    int rc =
+        some ? comm_allow_masks(g->c.world, sets, n, kinds ? kinds : 1, "expert", wake_fd, e) : 0;
     free(sets);
     return rc ? rc : some;
 }

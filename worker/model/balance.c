@@ -25,13 +25,14 @@ struct balance {
     uint32_t fixed; /* places of each rank that stay as they are */
     size_t move_bytes;
     const uint8_t *owner;
-    uint64_t *place;  /* [layers, experts] ranks at which it may be computed */
-    uint32_t *slots;  /* [layers, ranks, room] experts that are there or on the way */
-    uint32_t *wanted; /* [ranks, room] of one layer */
-    float *counts;    /* [layers, experts] */
-    uint32_t *order;  /* [layers]: of layers with experts */
-    size_t part_bytes[PARTS], bytes;
-    uint8_t *store; /* [layers with experts, room] copies here */
+    uint64_t *place;             /* [layers, experts] ranks at which it may be computed */
+    uint32_t *slots;             /* [layers, ranks, room] experts that are there or on the way */
+    uint32_t *wanted;            /* [ranks, room] of one layer */
+    float *counts;               /* [layers, experts] */
+    uint32_t *order;             /* [layers]: of layers with experts */
+    size_t (*part_bytes)[PARTS]; /* [layers]: files may have other types in other layers */
+    size_t bytes;                /* of the biggest layer's expert */
+    uint8_t *store;              /* [layers with experts, room] copies here */
     size_t store_bytes;
     struct move *moves;
     uint32_t n_moves, n_left;
@@ -52,6 +53,21 @@ static uint64_t *place_of(const struct balance *b, uint32_t layer, uint32_t expe
 }
 
 /* ---- memory ---- */
+
+static size_t bytes_of(const struct model *m, uint32_t layer, uint32_t part)
+{
+    const struct image_entry *en = image_layer(m, layer, parts[part]);
+    return mat_bytes(en->form, part == 2 ? m->config.d_model : m->config.moe.d_expert, en->cols);
+}
+
+uint64_t model_expert_bytes(const struct model *m)
+{
+    uint64_t sum = 0;
+    for (uint32_t l = m->part.layer0; l < m->part.layer1; l++)
+        for (uint32_t p = 0; p < PARTS && model_layer_has_experts(&m->config, l); p++)
+            sum += bytes_of(m, l, p);
+    return sum;
+}
 
 static int map_store(struct balance *b, uint32_t layers, struct err *e)
 {
@@ -99,6 +115,7 @@ int balance_new(struct model_work *w, struct balance **out, struct err *e)
     b->wanted = xcalloc(places, sizeof *b->wanted);
     b->moves = xcalloc(c->n_layers * places, sizeof *b->moves);
     b->order = xcalloc(c->n_layers, sizeof *b->order);
+    b->part_bytes = xcalloc(c->n_layers, sizeof *b->part_bytes);
     memset(b->slots, 0xff, c->n_layers * places * sizeof *b->slots); /* REPLICAS_NONE */
     for (uint32_t l = 0; l < c->n_layers; l++)
         place_fixed(b, l, 0);
@@ -106,12 +123,10 @@ int balance_new(struct model_work *w, struct balance **out, struct err *e)
         b->order[l] = moe;
         if (!model_layer_has_experts(c, l))
             continue;
-        for (uint32_t p = 0; p < PARTS && !moe; p++) {
-            const struct image_entry *en = image_layer(w->m, l, parts[p]);
-            uint32_t rows = p == 2 ? c->d_model : c->moe.d_expert;
-            b->part_bytes[p] = mat_bytes(en->form, rows, en->cols);
-            b->bytes += b->part_bytes[p];
-        }
+        size_t all = 0;
+        for (uint32_t p = 0; p < PARTS; p++)
+            all += b->part_bytes[l][p] = bytes_of(w->m, l, p);
+        b->bytes = all > b->bytes ? all : b->bytes;
         moe++;
     }
     int rc = map_store(b, moe, e);
@@ -135,6 +150,7 @@ void balance_free(struct balance *b)
     free(b->wanted);
     free(b->moves);
     free(b->order);
+    free(b->part_bytes);
     free(b);
 }
 
@@ -157,7 +173,7 @@ static uint8_t *copy_at(const struct balance *b, uint32_t layer, uint32_t slot, 
 {
     uint8_t *p = b->store + ((size_t)b->order[layer] * b->room + slot) * b->bytes;
     for (uint32_t i = 0; i < part; i++)
-        p += b->part_bytes[i];
+        p += b->part_bytes[layer][i];
     return p;
 }
 
@@ -232,12 +248,12 @@ static bool next_piece(struct balance *b, uint32_t to, struct move **move, struc
         q->at++;
     if (q->at == b->n_moves)
         return false;
-    size_t left = b->part_bytes[q->part] - q->byte;
+    size_t all = b->part_bytes[b->moves[q->at].layer][q->part], left = all - q->byte;
     *move = &b->moves[q->at];
     *piece = *q;
     *n = left < b->move_bytes ? left : b->move_bytes;
     q->byte += *n;
-    if (q->byte == b->part_bytes[q->part]) {
+    if (q->byte == all) {
         q->byte = 0;
         q->part++;
     }
@@ -253,7 +269,7 @@ static const uint8_t *original(const struct balance *b, uint32_t layer, uint32_t
                                uint32_t expert)
 {
     const struct image_entry *en = image_layer(b->m, layer, parts[part]);
-    return b->m->image + en->offset + (expert - b->m->part.expert0) * b->part_bytes[part];
+    return b->m->image + en->offset + (expert - b->m->part.expert0) * b->part_bytes[layer][part];
 }
 
 /* One piece to every receiver that misses some. */
@@ -289,14 +305,14 @@ static int fill_place(struct balance *b, struct model_work *w, uint32_t layer, u
 {
     struct comm_flow flows[EP_RANKS_MAX];
     uint32_t n = 0;
-    size_t bytes = b->part_bytes[part];
+    size_t bytes = b->part_bytes[layer][part];
     for (uint32_t to = 0; to < b->ranks; to++) {
         uint32_t x = slots_of(b, layer, to)[i];
         if (x == REPLICAS_NONE)
             continue;
         if (b->owner[x] == b->rank)
-            flows[n++] = (struct comm_flow){
-                to, true, (void *)(uintptr_t)original(b, layer, part, x), bytes};
+            flows[n++] =
+                (struct comm_flow){to, true, (void *)(uintptr_t)original(b, layer, part, x), bytes};
         else if (to == b->rank)
             flows[n++] = (struct comm_flow){b->owner[x], false, copy_at(b, layer, i, part), bytes};
     }

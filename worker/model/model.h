@@ -242,6 +242,7 @@ bool model_work_halve(struct model_work *w, bool halve);
 
 /* Experts over ranks, when ranks may be masked (worker/comm/comm.h). Ranks of group.expert at which
  * an expert always is, a bit each. */
+uint64_t model_expert_bytes(const struct model *m); /* of an expert in all layers here */
 uint64_t model_work_holders(const struct model_work *w, uint32_t expert);
 /* After comm_regroup: masked ranks compute nothing more. A batch that was under way then has ended
  * with -ECANCELED, and may be run again. */
