@@ -3,7 +3,7 @@
 to the first token of a request that waits for it, from each rung; a P/D flip; and fetching a model from its source and from a
 peer. Each beside its bound: bytes that must move / bandwidth measured here. Prints a Markdown table.
 
-    bench/standby.py [--runs 5] [--build build]
+    bench/standby.py [--runs 5] [--build build] [--part ladder|flip|new|peers]...
 """
 import argparse
 import base64
@@ -288,31 +288,66 @@ class Bench:
     def forget_images(self):
         self.restart_agent(lambda env: shutil.rmtree(env.get("BATON_SEGMENT_DIR") or env["BATON_AGENT_DIR"] + "/weights", ignore_errors=True))
 
+    def has_it(self, node):
+        """Does the node offer the model? One that is fetching it names it, too."""
+        inventory = self.api.call("GET", f"/apis/serving.baton.dev/v1alpha1/nodeinventories/{node}") or {}
+        return any(m.get("sha256") == self.sha and m["rung"] == "nvme" for m in inventory.get("status", {}).get("models", []))
+
     def forget_files(self):
+        """Neither on this node nor in what is told of it: else it is the one that is asked to keep the model next."""
         self.restart_agent(lambda env: shutil.rmtree(self.models / "fetched", ignore_errors=True))
+        self.stack_module.eventually(lambda: not self.has_it("local"), 60, message="the first node has forgotten it")
+        left = [f for f in (self.models / "fetched").rglob("*") if f.is_file() and f.stat().st_size >= self.bytes]
+        assert not left, f"the model is still there: {left}"
 
     # -- peers --
 
-    def peers(self, network):
-        """A second agent, as another node, keeps the model: from the source, then from the first one."""
+    def peers(self, memory, network):
+        """A second agent, as another node, keeps the model: from the source, then from the first one. The first one starts a group without
+        having the model: when nobody has it, and when the second does."""
         self.stack.kubectl("apply", "-f", "-", input=json.dumps({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "b"}}))
         self.stack.kubectl("patch", "node", "b", "--subresource=status", "--type=merge", "-p",
                            json.dumps({"status": {"conditions": [{"type": "Ready", "status": "True", "reason": "Bench", "message": ""}]}}))
-        times = {"source": [], "peer": []}
+        times = {"source": [], "peer": [], "cold": [], "cold from a peer": []}
         for _ in range(max(2, self.runs // 2)):
-            for which, nodes in (("source", 1), ("peer", 2)):  # one node: b, by name; two: this one has it already
+            for which, nodes in (("cold", 0), ("source", 1), ("peer", 2)):  # one node: b, by name; two: this one has it already
                 spec = deployment("cold", "hf://bench/smollm2/model.gguf", self.sha, endpoint=self.hub.endpoint, standby={"cachedNodes": nodes})
                 spec["spec"]["unified"]["replicas"] = 0
                 self.apply(spec)
                 if which == "peer":
-                    self.stack_module.eventually(lambda: self.sha in json.dumps(self.api.call(
-                        "GET", "/apis/serving.baton.dev/v1alpha1/nodeinventories/local")), 60, message="the first node has it")
+                    self.stack_module.eventually(lambda: self.has_it("local"), 60, message="the first node has it")
+                if which == "cold":
+                    times["cold"].append(self.first_group(False))
+                    continue
                 with self.agent_b() as fetched:
                     times[which].append(fetched())
+                    if which == "source":
+                        self.stack_module.eventually(lambda: self.has_it("b"), 60, message="b tells that it has it")
+                        times["cold from a peer"].append(self.first_group(True))
             self.delete("cold")
+            self.forget_images()
             self.forget_files()
         self.row("fetch by a node, from the source", times["source"], self.bytes / network, "checked with SHA-256 while it comes")
         self.row("fetch by a node, from a peer", times["peer"], self.bytes / network, "the same, the source is not asked")
+        bound = self.bytes / network + self.bytes / memory
+        self.row("cold: first group on a node, model from its source → first token", times["cold"], bound,
+                 "from the scale call on; fetched, checked, loaded")
+        self.row("cold: first group on a node, model from a peer → first token", times["cold from a peer"], bound,
+                 "the same, the source is not asked")
+
+    def first_group(self, from_peer):
+        """Seconds from a scale call to the first token on this node, which has to fetch the model; at zero without the model afterwards."""
+        pool = "/apis/serving.baton.dev/v1alpha1/namespaces/default/workerpools/cold-unified"
+        self.stack_module.eventually(lambda: self.api.call("GET", pool), 60, message="the pool")
+        asked = self.hub.sent
+        seconds = self.promote_new(lambda: self.api.scale("cold-unified", 1))
+        assert (self.hub.sent - asked < self.bytes // 2) == from_peer, f"the source sent {self.hub.sent - asked} bytes"
+        self.api.scale("cold-unified", 0)
+        self.stack_module.eventually(lambda: not [p for p in self.api.pods() if p["metadata"]["labels"].get(P + "infd") == "cold"], 120,
+                                     message="the group is gone")
+        self.forget_images()
+        self.forget_files()
+        return seconds
 
     @contextlib.contextmanager
     def agent_b(self):
@@ -337,27 +372,29 @@ class Bench:
             shutil.rmtree(d, ignore_errors=True)
             self.stack.kubectl("delete", "ninv", "b", "--ignore-not-found")
 
-    def run(self):
+    def run(self, parts):
         memory, network = self.memory_bandwidth(), self.http_bandwidth()
-        self.ladder(memory)
-        self.flip()
-        self.new_pods(memory, network)
-        self.peers(network)
+        steps = {"ladder": lambda: self.ladder(memory), "flip": self.flip, "new": lambda: self.new_pods(memory, network),
+                 "peers": lambda: self.peers(memory, network)}
+        for part in parts or steps:
+            steps[part]()
         print(f"SmolLM2-135M-Instruct Q4_1, {self.bytes / 1e6:.0f} MB; KV pool 268 MB. Read bandwidth {memory / 1e9:.1f} GB/s (page cache, one thread), "
               f"the test's source over loopback {network / 1e6:.0f} MB/s; {os.cpu_count()} cores. Median of {self.runs} runs (new pods and fetches: "
               f"{max(2, self.runs // 2)}); everything that Kubernetes and the router do is in it.\n")
         print("| step | median | range, ms | bound: bytes / bandwidth | |\n|---|---|---|---|---|")
         print("\n".join(self.rows))
-        print(f"\n`status.standby` afterwards: `{json.dumps(self.seen)}`")
+        if self.seen:
+            print(f"\n`status.standby` afterwards: `{json.dumps(self.seen)}`")
 
 
 if __name__ == "__main__":
     a = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     a.add_argument("--runs", type=int, default=5)
     a.add_argument("--build", type=pathlib.Path, default=ROOT / "build")
+    a.add_argument("--part", action="append", choices=["ladder", "flip", "new", "peers"], help="only this one; may be repeated")
     o = a.parse_args()
     b = Bench(o.build.resolve(), o.runs)
     try:
-        b.run()
+        b.run(o.part)
     finally:
         b.close()
