@@ -5,7 +5,7 @@
 #include <stdlib.h>
 
 #define AGAIN_MS     30000u
-#define CONFIRM_MS   600000u
+#define CONFIRM_MS   3600000u /* a lost right shows in what it refuses */
 #define RETRY_MS     2000u
 #define SENTENCE_MAX 1500
 #define PATIENCE     5 /* failures to ask before readiness stops waiting for an answer */

@@ -1,6 +1,6 @@
 /* access.h: does the API server let this program do what it must? Asked by one
  * SelfSubjectAccessReview a right (authorization.k8s.io/v1; every authenticated user may ask) when
- * the program starts, again every 30 s while a right is missing and every 10 minutes else. What is
+ * the program starts, again every 30 s while a right is missing and every hour else. What is
  * missing is one sentence that names verbs and resources, for /readyz, the log and conditions; the
  * gauge baton_kube_rights_missing counts it. A server without that API answers nothing: then
  * nothing is reported. One owner thread (the client's loop). */
