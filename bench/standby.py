@@ -313,7 +313,7 @@ class Bench:
             for which, nodes in (("cold", 0), ("source", 1), ("peer", 2)):  # one node: b, by name; two: this one has it already
                 spec = deployment("cold", "hf://bench/smollm2/model.gguf", self.sha, endpoint=self.hub.endpoint, standby={"cachedNodes": nodes})
                 spec["spec"]["unified"]["replicas"] = 0
-                self.apply(spec)
+                self.keep(spec, ["b"] if nodes == 1 else None)
                 if which == "peer":
                     self.stack_module.eventually(lambda: self.has_it("local"), 60, message="the first node has it")
                 if which == "cold":
@@ -334,6 +334,21 @@ class Bench:
                  "from the scale call on; fetched, checked, loaded")
         self.row("cold: first group on a node, model from a peer → first token", times["cold from a peer"], bound,
                  "the same, the source is not asked")
+
+    def keep(self, spec, names):
+        """Applies the deployment until the controller has named these nodes: it may not know yet that a node has forgotten the model."""
+        nodes = spec["spec"]["standby"]["cachedNodes"]
+
+        def named():
+            return json.loads(self.api.infd("cold")["metadata"].get("annotations", {}).get(P + "cached-nodes", "[]"))
+        while True:
+            self.apply(spec)
+            self.stack_module.eventually(lambda: len(named()) == nodes, 60, message=f"{nodes} named nodes")
+            if not names or named() == names:
+                return
+            self.apply({**spec, "spec": {**spec["spec"], "standby": {"cachedNodes": 0}}})
+            self.stack_module.eventually(lambda: not named(), 60, message="no named node")
+            self.forget_files()
 
     def first_group(self, from_peer):
         """Seconds from a scale call to the first token on this node, which has to fetch the model; at zero without the model afterwards."""
