@@ -124,8 +124,11 @@ static void settle(struct result *out)
     for (;;) {
         if (!sim_run(sim_now() + 2 * NS_PER_S))
             return;
-        if (check_settled(why, sizeof why))
+        const char *pending = control_pending();
+        if (check_settled(why, sizeof why) && !pending)
             break;
+        if (!*why)
+            snprintf(why, sizeof why, "a controller waits for %s", pending);
         if (sim_now() > began + SETTLE_S * NS_PER_S) {
             fail_unsettled(why);
             return;

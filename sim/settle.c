@@ -166,9 +166,6 @@ bool check_settled(char *why, size_t n)
         not_yet(&l, "the user has not finished");
     if (control_leader() < 0)
         not_yet(&l, "nobody leads");
-    const char *pending = control_pending();
-    if (pending)
-        not_yet(&l, "a controller waits for %s", pending);
     server_each("inferencedeployments", look_infd, &l);
     look_pods(&l);
     server_each("workerpools", look_owned, &l);
