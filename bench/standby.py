@@ -310,20 +310,21 @@ class Bench:
                            json.dumps({"status": {"conditions": [{"type": "Ready", "status": "True", "reason": "Bench", "message": ""}]}}))
         times = {"source": [], "peer": [], "cold": [], "cold from a peer": []}
         for _ in range(max(2, self.runs // 2)):
-            for which, nodes in (("cold", 0), ("source", 1), ("peer", 2)):  # one node: b, by name; two: this one has it already
+            def keep(nodes):
                 spec = deployment("cold", "hf://bench/smollm2/model.gguf", self.sha, endpoint=self.hub.endpoint, standby={"cachedNodes": nodes})
                 spec["spec"]["unified"]["replicas"] = 0
-                self.keep(spec, ["b"] if nodes == 1 else None)
-                if which == "peer":
-                    self.stack_module.eventually(lambda: self.has_it("local"), 60, message="the first node has it")
-                if which == "cold":
-                    times["cold"].append(self.first_group(False))
-                    continue
-                with self.agent_b() as fetched:
-                    times[which].append(fetched())
-                    if which == "source":
-                        self.stack_module.eventually(lambda: self.has_it("b"), 60, message="b tells that it has it")
-                        times["cold from a peer"].append(self.first_group(True))
+                self.apply(spec)
+            keep(0)
+            times["cold"].append(self.first_group(False))
+            with self.agent_b() as fetched:
+                keep(1)  # b, by name
+                times["source"].append(fetched())
+                self.stack_module.eventually(lambda: self.has_it("b"), 60, message="b tells that it has it")
+                times["cold from a peer"].append(self.first_group(True))
+            keep(2)  # this one first, the other is not there
+            self.stack_module.eventually(lambda: self.has_it("local"), 60, message="the first node has it")
+            with self.agent_b() as fetched:
+                times["peer"].append(fetched())
             self.delete("cold")
             self.forget_images()
             self.forget_files()
@@ -334,21 +335,6 @@ class Bench:
                  "from the scale call on; fetched, checked, loaded")
         self.row("cold: first group on a node, model from a peer → first token", times["cold from a peer"], bound,
                  "the same, the source is not asked")
-
-    def keep(self, spec, names):
-        """Applies the deployment until the controller has named these nodes: it may not know yet that a node has forgotten the model."""
-        nodes = spec["spec"]["standby"]["cachedNodes"]
-
-        def named():
-            return json.loads(self.api.infd("cold")["metadata"].get("annotations", {}).get(P + "cached-nodes", "[]"))
-        while True:
-            self.apply(spec)
-            self.stack_module.eventually(lambda: len(named()) == nodes, 60, message=f"{nodes} named nodes")
-            if not names or named() == names:
-                return
-            self.apply({**spec, "spec": {**spec["spec"], "standby": {"cachedNodes": 0}}})
-            self.stack_module.eventually(lambda: not named(), 60, message="no named node")
-            self.forget_files()
 
     def first_group(self, from_peer):
         """Seconds from a scale call to the first token on this node, which has to fetch the model; at zero without the model afterwards."""
@@ -380,6 +366,8 @@ class Bench:
                                                 f"the model on b: {(d / 'log').read_text()[-500:]}")[0]
             return json.loads(line)["seconds"]
         try:
+            self.stack_module.eventually(lambda: self.api.call("GET", "/apis/serving.baton.dev/v1alpha1/nodeinventories/b"), 60,
+                                         message="b is known: only then can it be asked to keep a model")
             yield fetched
         finally:
             agent.kill()
