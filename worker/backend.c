@@ -117,8 +117,6 @@ static int rest(void *self, bool asleep, struct err *e)
 /* What this rank alone can say: whether it has a device, and a way to the others'. */
 static int open_device(const struct backend_config *c, struct backend *b, struct err *e)
 {
-    if (c->kv_dtype != MODEL_KV_F16)
-        return err_set(e, ENOTSUP, "the GPU backend keeps KV as f16 only (--kv-dtype f16)");
     if (c->halves == GROUP_HALVES)
         return err_set(e, ENOTSUP,
                        "the GPU backend does not overlap two batches (--two-batch auto or off)");
@@ -147,6 +145,7 @@ static int open_model(const struct backend_config *c, struct backend *b, struct 
                                   .max_outputs = c->max_outputs,
                                   .max_context = c->max_context,
                                   .block_tokens = c->block_tokens,
+                                  .kv_dtype = c->kv_dtype,
                                   .group = c->group};
     int rc = c->world ? group_split(&c->layout, c->rank, c->world, &o.group, e) : 0;
     if (rc == 0 && c->world)

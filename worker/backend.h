@@ -6,9 +6,9 @@
  *           auto  a GPU where there is one that can run the model, else the CPU; the ranks of a
  *                 group agree
  *
- * The rank's GPU is the one with its number within its pod. Its KV is f16. Data goes between GPUs
- * over NCCL; where a rank has none, through host memory (with a warning). Threads: the engine's
- * (made before it starts, freed after it ended). */
+ * The rank's GPU is the one with its number within its pod. Its KV is not f32. Data goes between
+ * GPUs over NCCL; where a rank has none, through host memory (with a warning). Threads: the
+ * engine's (made before it starts, freed after it ended). */
 #pragma once
 #include "kernels/cuda/gpu.h"
 #include "worker/comm/comm.h"

@@ -1,10 +1,11 @@
 // Decode attention over the paged cache, grouped queries, split over the context.
-#include "kernels/cuda/device.h"
+#include "kernels/cuda/kv.h"
 
-// D / 8 lanes carry one token's D channels, 16 bytes each; a warp reads 256 / D tokens at once and
+// D / 8 lanes carry one token's D channels, 8 each; a warp reads 256 / D tokens at once and
 // every byte of K and V is read once for the G query heads of the chunk. Four warps, each with its
 // own running softmax, joined at the end.
-template <int D, int G> DEVICE void decode_attention(const struct decode_attention_args &a)
+template <int D, int G, bool CODED>
+DEVICE void decode_attention(const struct decode_attention_args &a)
 {
     constexpr int LANES = D / 8, TOKENS = 32 / LANES, SLOTS = 4 * TOKENS;
     SHARED(float, sums); // [SLOTS][G][D], then [SLOTS][G][2]
@@ -27,8 +28,8 @@ template <int D, int G> DEVICE void decode_attention(const struct decode_attenti
 #pragma unroll
     for (int g = 0; g < G; g++) {
         unsigned head = first + min((unsigned)g, heads - 1);
-        unpack_f16(*reinterpret_cast<const uint4 *>(a.q + ((size_t)row * a.heads + head) * D + c),
-                   q[g]);
+        unpack_half(*reinterpret_cast<const uint4 *>(a.q + ((size_t)row * a.heads + head) * D + c),
+                    a.kv.form == KV_FORM_BF16, q[g]);
         m[g] = -INFINITY;
         l[g] = 0;
 #pragma unroll
@@ -38,17 +39,18 @@ template <int D, int G> DEVICE void decode_attention(const struct decode_attenti
     for (unsigned t = t0 + warp * TOKENS; t < t1; t += SLOTS) {
         bool ok = t + sub < t1;
         unsigned at = ok ? t + sub : t;
-        const uint8_t *k_at = base + table[at / a.kv.block_tokens] * a.kv.block_bytes +
-                              ((size_t)(at % a.kv.block_tokens) * D + c) * 2;
+        const uint8_t *head = base + table[at / a.kv.block_tokens] * a.kv.block_bytes;
+        unsigned token = at % a.kv.block_tokens;
         float k[8], v[8];
-        unpack_f16(*reinterpret_cast<const uint4 *>(k_at), k);
-        unpack_f16(*reinterpret_cast<const uint4 *>(k_at + a.kv.half_bytes), v);
+        float k_unit = load8<CODED>(a.kv, head, token, D, c, k);
+        float v_unit = load8<CODED>(a.kv, head + a.kv.half_bytes, token, D, c, v);
 #pragma unroll
         for (int g = 0; g < G; g++) {
             float s = 0;
 #pragma unroll
             for (int i = 0; i < 8; i++)
                 s += q[g][i] * k[i];
+            s *= k_unit;
 #pragma unroll
             for (int o = LANES / 2; o > 0; o >>= 1)
                 s += __shfl_xor_sync(ALL_LANES, s, o);
@@ -58,6 +60,7 @@ template <int D, int G> DEVICE void decode_attention(const struct decode_attenti
                   p = ok ? fast_exp(s - next) : 0.0f;
             l[g] = l[g] * keep + p;
             m[g] = next;
+            p *= v_unit;
 #pragma unroll
             for (int i = 0; i < 8; i++)
                 acc[g][i] = acc[g][i] * keep + p * v[i];
@@ -104,7 +107,11 @@ template <int D, int G> DEVICE void decode_attention(const struct decode_attenti
 #define DECODE(D, G)                                                                               \
     KERNEL(decode_attention_##D##_##G##_k, struct decode_attention_args, 128)                      \
     {                                                                                              \
-        decode_attention<D, G>(a);                                                                 \
+        decode_attention<D, G, false>(a);                                                          \
+    }                                                                                              \
+    KERNEL(decode_attention_##D##_##G##_coded_k, struct decode_attention_args, 128)                \
+    {                                                                                              \
+        decode_attention<D, G, true>(a);                                                           \
     }
 DECODE(16, 4)
 DECODE(32, 4)

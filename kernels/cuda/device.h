@@ -4,8 +4,9 @@
  *
  * A kernel takes one structure of arguments by value (kernels.h), the same for the driver, the
  * emulation and the C code that fills it: KERNEL(name, struct name_args, most threads a block) {
- * ... a.x ... }. Shared memory is dynamic: SHARED(type, name). 16-bit and 8-bit floats are stored
- * as integers and converted by the functions here (nearest even; FP8 is E4M3, saturating). */
+ * ... a.x ... }. Shared memory is dynamic: SHARED(type, name); of a source file either in kernels
+ * or in functions, whose linkage differs. 16-bit and 8-bit floats are stored as integers and
+ * converted by the functions here (nearest even; FP8 is E4M3, saturating). */
 #pragma once
 #include "kernels/cuda/kernels.h"
 

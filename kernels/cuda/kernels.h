@@ -16,11 +16,20 @@
     (4 * GEMM_TILE * (32 + 8) * 2) /* bytes: two matrices, two steps of 32 columns */
 #define ATTN_ROWS   64u            /* query rows of a tile in prefill attention */
 #define ATTN_TOKENS 32u  /* cached tokens a step of the attention kernels; divides block_tokens */
+#define KV_GROUP    64u  /* as kernels/ops.h */
 #define MLA_HEADS   16u  /* query heads of a block in mla_decode */
 #define FP8_GROUP   128u /* channels that share a scale */
 #define EXPERTS_MAX 512u
 #define TOP_K_MAX   16u
 #define TOP_N_MAX   64u
+
+/* What the cache holds, by the numbers of kernels/ops.h's enum kv_type, with its layout: codes of a
+ * head, then an f32 scale for each KV_GROUP of them. "Half" below is the 16-bit type that queries
+ * have: bf16 with KV_FORM_BF16, else f16. */
+#define KV_FORM_F16  0u
+#define KV_FORM_BF16 2u
+#define KV_FORM_I8   3u
+#define KV_FORM_F8   4u
 
 /* The paged KV cache: (block, layer, K/V, head, token, dim), or with MLA (block, layer, token,
  * latent). */
@@ -31,6 +40,7 @@ struct kv_view {
     uint32_t table_ld, block_tokens;
     uint64_t block_bytes, layer_at; /* of a block; of this layer inside it */
     uint64_t half_bytes, head_bytes;
+    uint32_t form, reserved;
 };
 
 /* h [rows, d] f32 = table[tokens[row] - first] x scale, zeros for a token that the table [n, d]
@@ -56,9 +66,9 @@ struct add_norm_args {
 };
 
 /* qkv [rows, (heads + 2 kv_heads) dim] f32: bias added (may be NULL), heads normed (q_norm, k_norm
- * [dim], may be NULL), rotated; q [rows, heads, dim] f16 = scaled queries; keys and values go to
- * the cache as f16. cs [positions, dims / 2] pairs of cosine and sine. neox: pairs (i, i + dims /
- * 2), else (2i, 2i + 1). grid rows, block 256. */
+ * [dim], may be NULL), rotated; q [rows, heads, dim] half = scaled queries; keys and values go
+ * to the cache. cs [positions, dims / 2] pairs of cosine and sine. neox: pairs (i, i + dims / 2),
+ * else (2i, 2i + 1). grid rows, block 256, shared 8 x dim x 4. */
 struct rope_args {
     const float *qkv, *bias, *q_norm, *k_norm, *cs;
     const uint32_t *positions, *sequences; /* [rows] */
@@ -69,7 +79,7 @@ struct rope_args {
     uint32_t neox;
 };
 
-/* Attention of one query row a sequence over the cache. q [rows, heads, dim] f16, scaled; row r
+/* Attention of one query row a sequence over the cache. q [rows, heads, dim] half, scaled; row r
  * sees positions 0..positions[r], at most `window` of them (0: all). With splits > 1 partial
  * results go to part [rows, heads, splits, dim] f32 and part_ml [.., 2] (maximum, sum), and
  * decode_merge joins them; else out [rows, heads, dim] bf16. Head h reads KV head (first + h) /
@@ -92,7 +102,7 @@ struct decode_merge_args {
 
 /* Attention of chunks of prompts. q, out as above. A tile is up to 64 consecutive rows of one
  * sequence; tiles [n] of {first row, rows, position of the first, sequence}. grid (tiles, heads),
- * block 128, shared (64 + 4 x 32) x (dim + 8) x 2. */
+ * block 128. */
 struct attn_tile {
     uint32_t row, rows, position, sequence;
 };
@@ -106,25 +116,27 @@ struct prefill_attention_args {
 
 /* MLA's rows before attention. Of q [rows, heads, nope + rope] f32 the first part goes to q_nope
  * [rows, heads, nope] bf16, the rotated and scaled second one to q_out [rows, heads, latent + rope]
- * f16 behind the latent's place. kv_a [rows, latent + rope] f32 becomes the token's entry in the
- * cache: its latent normed by `norm` [latent], the rest rotated. cs, neox as above. grid rows,
- * block 256. */
+ * half behind the latent's place. kv_a [rows, latent + rope] f32 becomes the token's entry in the
+ * cache: its latent normed by `norm` [latent], the rest rotated. cs, neox as above. `expanded`: all
+ * of a head's query, scaled, goes to q_out [rows, heads, nope + rope] half, and q_nope is NULL.
+ * grid rows, block 256, shared (latent + rope) x 4. */
 struct mla_prepare_args {
     const float *q, *kv_a, *norm, *cs;
     const uint32_t *positions, *sequences;
     uint16_t *q_nope, *q_out;
     struct kv_view kv;
-    uint32_t heads, nope, latent, rope, neox;
+    uint32_t heads, nope, latent, rope, neox, expanded;
     float eps, scale;
 };
 
 /* A product of each head's own matrix: out[row * ldo + head * o_head + i] = scale x sum over j of
  * a[row * lda + head * a_head + j] b[head][i][j]; a, b [heads, n, k] bf16, out f16 or bf16. k, lda,
- * a_head multiples of 8. grid (ceil(n / 64), ceil(m / 64), heads), block 128. */
+ * a_head multiples of 8. `turned`: b [heads, k, n], n a multiple of 8 too. grid (ceil(n / 64),
+ * ceil(m / 64), heads), block 128. */
 struct head_gemm_args {
     const uint16_t *a, *b;
     uint16_t *out;
-    uint32_t m, n, k, lda, a_head, ldo, o_head, f16;
+    uint32_t m, n, k, lda, a_head, ldo, o_head, f16, turned;
     float scale;
 };
 
@@ -138,6 +150,28 @@ struct mla_decode_args {
     float *part, *part_ml;
     struct kv_view kv;
     uint32_t heads;
+};
+
+/* MLA, expanded: what a chunk of a prompt attends to, made keys and values of every head again.
+ * Tokens [first, first + tokens) of a sequence's cache to to_latent [tokens, latent] bf16 and
+ * to_rope [tokens, rope] half; latent and rope multiples of 8. grid ceil(tokens x (latent + rope) /
+ * 8 / 256), block 256. */
+struct mla_gather_args {
+    struct kv_view kv;
+    uint16_t *to_latent, *to_rope;
+    uint32_t sequence, first, tokens, latent, rope;
+};
+/* Attention over such a piece of the context, first a multiple of 32: k [tokens, heads, nope], v
+ * [tokens, heads, v] (two products of the latents), rope, q [rows, heads, nope + rope] half, q's
+ * row 0 being the tiles' row first_row. out [*, heads, v] bf16 by the tiles' rows. `resume`, but
+ * for the first piece: from state [rows, heads, v + 2] f32; to it, but for the `last`. grid (tiles,
+ * heads), block 128. */
+struct mla_prefill_args {
+    const uint16_t *q, *k, *rope, *v;
+    uint16_t *out;
+    float *state;
+    const struct attn_tile *tiles;
+    uint32_t heads, first_row, first, tokens, resume, last;
 };
 
 /* x [rows, n] bf16 = act(gate) x up, gate_up [rows, 2 n] f32 (gate first). grid (ceil(n / 1024),

@@ -18,6 +18,7 @@ int gpu_gated(struct gpu *g, const struct gated_args *a, uint32_t rows, struct e
 uint32_t gpu_decode_splits(const struct gpu *g, uint32_t rows, uint32_t blocks_a_row,
                            uint32_t tokens);
 bool gpu_attention_has(uint32_t dim); /* heads of so many channels */
+bool gpu_kv_has(uint32_t form);       /* KV of this type */
 /* `part` and `part_ml` are needed when splits > 1. */
 int gpu_decode_attention(struct gpu *g, const struct decode_attention_args *a, uint32_t rows,
                          uint32_t dim, uint32_t splits, struct err *e) MUST_CHECK;
@@ -28,6 +29,12 @@ int gpu_mla_prepare(struct gpu *g, const struct mla_prepare_args *a, uint32_t ro
                     struct err *e) MUST_CHECK;
 int gpu_mla_decode(struct gpu *g, const struct mla_decode_args *a, uint32_t rows, uint32_t latent,
                    uint32_t rope, uint32_t splits, struct err *e) MUST_CHECK;
+/* Latents made heads of these widths again. */
+bool gpu_mla_expands(uint32_t nope, uint32_t rope, uint32_t v);
+int gpu_mla_gather(struct gpu *g, const struct mla_gather_args *a, struct err *e) MUST_CHECK;
+/* bf16: queries, keys and values are, else f16. */
+int gpu_mla_prefill(struct gpu *g, const struct mla_prefill_args *a, uint32_t tiles, uint32_t nope,
+                    uint32_t rope, uint32_t v, bool bf16, struct err *e) MUST_CHECK;
 int gpu_head_gemm(struct gpu *g, const struct head_gemm_args *a, uint32_t heads,
                   struct err *e) MUST_CHECK;
 

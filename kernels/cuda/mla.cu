@@ -1,41 +1,43 @@
 // Latent attention (MLA) with absorbed projections: all heads share one latent a token, which is
 // both key and value.
-#include "kernels/cuda/device.h"
+#include "kernels/cuda/tile.h"
 
 #define P_LD    (ATTN_TOKENS + 8u)
 #define THREADS 128u
 
 // 16 heads are the rows of one tensor-core tile. Of a step's 32 tokens each of the four warps
 // scores 8, then adds the weighted latents of its own quarter of the channels.
-template <unsigned LD> struct MlaShared {
-    uint16_t *q, *kv, *p;
+template <unsigned WIDTH, Kind KIND> struct MlaShared {
+    static constexpr unsigned LD = WIDTH + 8;
+    static constexpr unsigned STAGE = KIND == CODED ? KvCodes<WIDTH>::BYTES : ATTN_TOKENS * LD * 2;
+    uint16_t *q, *p, *kv;
     float *most, *sum; // [4 warps][16 heads]
+    uint8_t *stages;   // [2] of latents as they come
 
     DEVICE_MEMBER MlaShared(uint16_t *shared)
-        : q(shared), kv(q + MLA_HEADS * LD), p(kv + 2 * ATTN_TOKENS * LD),
-          most(reinterpret_cast<float *>(p + MLA_HEADS * P_LD)), sum(most + 4 * MLA_HEADS)
+        : q(shared), p(q + MLA_HEADS * LD), kv(p + MLA_HEADS * P_LD + 16 * MLA_HEADS),
+          most(reinterpret_cast<float *>(p + MLA_HEADS * P_LD)), sum(most + 4 * MLA_HEADS),
+          stages(reinterpret_cast<uint8_t *>(KIND == CODED ? kv + ATTN_TOKENS * LD : kv))
     {
+    }
+    DEVICE_MEMBER uint8_t *stage(unsigned i) const
+    {
+        return stages + i * STAGE;
     }
 };
 
-template <unsigned WIDTH>
-DEVICE void mla_load(const struct mla_decode_args &a, const MlaShared<WIDTH + 8> &sh,
-                     unsigned stage, const uint32_t *table, unsigned t0, unsigned end)
+template <unsigned WIDTH, Kind KIND>
+DEVICE void mla_load(const struct mla_decode_args &a, uint8_t *stage, const uint32_t *table,
+                     unsigned t0, unsigned end)
 {
-    constexpr unsigned LD = WIDTH + 8;
-    for (unsigned i = threadIdx.x; i < ATTN_TOKENS * WIDTH / 8; i += THREADS) {
-        unsigned t = i / (WIDTH / 8), c = i % (WIDTH / 8) * 8, at = t0 + t;
-        bool ok = at < end;
-        at = ok ? at : t0;
-        const uint8_t *from = a.kv.pool + table[at / a.kv.block_tokens] * a.kv.block_bytes +
-                              a.kv.layer_at + ((size_t)(at % a.kv.block_tokens) * WIDTH + c) * 2;
-        copy_async16(sh.kv + (stage * ATTN_TOKENS + t) * LD + c, from, ok);
-    }
+    const uint8_t *from =
+        a.kv.pool + table[t0 / a.kv.block_tokens] * a.kv.block_bytes + a.kv.layer_at;
+    kv_load<WIDTH, WIDTH + 8, KIND == CODED>(a.kv, from, t0, end, stage);
     copy_commit();
 }
 
 // This warp's 8 tokens: s rows g and g + 8, tokens 2 t and the next.
-template <unsigned WIDTH>
+template <unsigned WIDTH, bool BF>
 DEVICE void mla_scores(float s[4], const uint16_t *q, const uint16_t *kv, unsigned warp)
 {
     constexpr unsigned LD = WIDTH + 8;
@@ -47,24 +49,26 @@ DEVICE void mla_scores(float s[4], const uint16_t *q, const uint16_t *kv, unsign
         ldmatrix(b, kv + (warp * 8 + lane % 8) * LD + d + lane / 8 * 8);
         ldmatrix(x, q + (lane % 16) * LD + d + lane / 16 * 8);
         ldmatrix(y, q + (lane % 16) * LD + d + 16 + lane / 16 * 8);
-        mma_f16(s, x, b);
-        mma_f16(s, y, b + 2);
+        mma_half<BF>(s, x, b);
+        mma_half<BF>(s, y, b + 2);
     }
     if (WIDTH % 32) {
         constexpr unsigned d = WIDTH / 32 * 32;
         uint32_t x[4], b[4];
         ldmatrix(b, kv + (warp * 8 + lane % 8) * LD + d + lane / 8 % 2 * 8);
         ldmatrix(x, q + (lane % 16) * LD + d + lane / 16 * 8);
-        mma_f16(s, x, b);
+        mma_half<BF>(s, x, b);
     }
 }
 
-template <unsigned LATENT, unsigned ROPE> DEVICE void mla_decode(const struct mla_decode_args &a)
+template <unsigned LATENT, unsigned ROPE, Kind KIND>
+DEVICE void mla_decode(const struct mla_decode_args &a)
 {
     constexpr unsigned WIDTH = LATENT + ROPE, LD = WIDTH + 8, MINE = LATENT / 4;
+    constexpr bool BF = KIND == BF16;
     static_assert(MINE % 16 == 0 && WIDTH % 16 == 0, "whole tiles");
     SHARED(uint16_t, shared);
-    MlaShared<LD> sh(shared);
+    MlaShared<WIDTH, KIND> sh(shared);
     unsigned row = blockIdx.z, first = blockIdx.y * MLA_HEADS;
     unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
     unsigned end = a.positions[row] + 1, steps = (end + ATTN_TOKENS - 1) / ATTN_TOKENS;
@@ -79,7 +83,7 @@ template <unsigned LATENT, unsigned ROPE> DEVICE void mla_decode(const struct ml
     }
     copy_commit();
     if (t0 < t1)
-        mla_load<WIDTH>(a, sh, 0, table, t0, t1);
+        mla_load<WIDTH, KIND>(a, sh.stage(0), table, t0, t1);
     float o[MINE / 8][4], m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0};
 #pragma unroll
     for (unsigned d = 0; d < MINE / 8; d++)
@@ -87,16 +91,21 @@ template <unsigned LATENT, unsigned ROPE> DEVICE void mla_decode(const struct ml
         for (int i = 0; i < 4; i++)
             o[d][i] = 0;
     for (unsigned at = t0, stage = 0; at < t1; at += ATTN_TOKENS, stage ^= 1) {
-        const uint16_t *kv = sh.kv + stage * ATTN_TOKENS * LD;
         if (at + ATTN_TOKENS < t1) {
-            mla_load<WIDTH>(a, sh, stage ^ 1, table, at + ATTN_TOKENS, t1);
+            mla_load<WIDTH, KIND>(a, sh.stage(stage ^ 1), table, at + ATTN_TOKENS, t1);
             copy_wait<1>();
         } else {
             copy_wait<0>();
         }
         __syncthreads();
+        const uint16_t *kv = reinterpret_cast<const uint16_t *>(sh.stage(stage));
+        if constexpr (KIND == CODED) {
+            kv_decode<WIDTH, LD>(sh.stage(stage), a.kv.form == KV_FORM_F8, at, t1, sh.kv);
+            kv = sh.kv;
+            __syncthreads();
+        }
         float s[4];
-        mla_scores<WIDTH>(s, sh.q, kv, warp);
+        mla_scores<WIDTH, BF>(s, sh.q, kv, warp);
 #pragma unroll
         for (int half = 0; half < 2; half++) {
 #pragma unroll
@@ -126,7 +135,8 @@ template <unsigned LATENT, unsigned ROPE> DEVICE void mla_decode(const struct ml
             sum += __shfl_xor_sync(ALL_LANES, sum, 2);
             if (t == 0)
                 sh.sum[warp * MLA_HEADS + h] = sum;
-            *reinterpret_cast<uint32_t *>(sh.p + h * P_LD + warp * 8 + t * 2) = pack_f16(p0, p1);
+            *reinterpret_cast<uint32_t *>(sh.p + h * P_LD + warp * 8 + t * 2) =
+                pack_half(p0, p1, BF);
         }
         __syncthreads();
 #pragma unroll
@@ -151,8 +161,8 @@ template <unsigned LATENT, unsigned ROPE> DEVICE void mla_decode(const struct ml
                 uint32_t b[4];
                 ldmatrix_transposed(b, kv + (h * 16 + lane % 16) * LD + warp * MINE + d * 8 +
                                            lane / 16 * 8);
-                mma_f16(o[d], p, b);
-                mma_f16(o[d + 1], p, b + 2);
+                mma_half<BF>(o[d], p, b);
+                mma_half<BF>(o[d + 1], p, b + 2);
             }
         }
         __syncthreads();
@@ -188,56 +198,15 @@ template <unsigned LATENT, unsigned ROPE> DEVICE void mla_decode(const struct ml
 #define MLA_DECODE(LATENT, ROPE)                                                                   \
     KERNEL(mla_decode_##LATENT##_##ROPE##_k, struct mla_decode_args, 128)                          \
     {                                                                                              \
-        mla_decode<LATENT, ROPE>(a);                                                               \
+        mla_decode<LATENT, ROPE, F16>(a);                                                          \
+    }                                                                                              \
+    KERNEL(mla_decode_##LATENT##_##ROPE##_bf16_k, struct mla_decode_args, 128)                     \
+    {                                                                                              \
+        mla_decode<LATENT, ROPE, BF16>(a);                                                         \
+    }                                                                                              \
+    KERNEL(mla_decode_##LATENT##_##ROPE##_coded_k, struct mla_decode_args, 128)                    \
+    {                                                                                              \
+        mla_decode<LATENT, ROPE, CODED>(a);                                                        \
     }
 MLA_DECODE(512, 64)
 MLA_DECODE(64, 16) // of small models, in tests
-
-// A pair of x rotated by its cosine and sine.
-DEVICE float2 turned(const float *x, const float *cs, unsigned p, unsigned rope, bool neox,
-                     unsigned *i, unsigned *j)
-{
-    *i = neox ? p : 2 * p;
-    *j = neox ? p + rope / 2 : *i + 1;
-    float u = x[*i], v = x[*j], c = cs[2 * p], s = cs[2 * p + 1];
-    return {u * c - v * s, u * s + v * c};
-}
-
-// One warp a head, one the latent.
-KERNEL(mla_prepare_k, struct mla_prepare_args, 256)
-{
-    unsigned row = blockIdx.x, lane = threadIdx.x % 32, width = a.latent + a.rope, i, j;
-    unsigned position = a.positions[row];
-    const float *cs = a.cs + (size_t)position * a.rope;
-    for (unsigned head = threadIdx.x / 32; head <= a.heads; head += blockDim.x / 32) {
-        const float *x = a.kv_a + (size_t)row * width + a.latent;
-        uint16_t *to;
-        float scale = 1;
-        if (head < a.heads) {
-            x = a.q + ((size_t)row * a.heads + head) * (a.nope + a.rope);
-            for (unsigned k = lane; k < a.nope; k += 32)
-                a.q_nope[((size_t)row * a.heads + head) * a.nope + k] = bf16_bits(x[k]);
-            x += a.nope;
-            to = a.q_out + ((size_t)row * a.heads + head) * width;
-            scale = a.scale;
-        } else {
-            const float *c = a.kv_a + (size_t)row * width;
-            uint32_t block = a.kv.tables[(size_t)a.sequences[row] * a.kv.table_ld +
-                                         position / a.kv.block_tokens];
-            to =
-                reinterpret_cast<uint16_t *>(a.kv.pool + block * a.kv.block_bytes + a.kv.layer_at) +
-                (size_t)(position % a.kv.block_tokens) * width;
-            float s = 0;
-            for (unsigned k = lane; k < a.latent; k += 32)
-                s += c[k] * c[k];
-            float inv = rsqrtf(warp_sum(s) / (float)a.latent + a.eps);
-            for (unsigned k = lane; k < a.latent; k += 32)
-                to[k] = f16_bits(c[k] * inv * a.norm[k]);
-        }
-        for (unsigned p = lane; p < a.rope / 2; p += 32) {
-            float2 v = turned(x, cs, p, a.rope, a.neox, &i, &j);
-            to[a.latent + i] = f16_bits(v.x * scale);
-            to[a.latent + j] = f16_bits(v.y * scale);
-        }
-    }
-}

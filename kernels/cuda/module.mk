@@ -1,17 +1,18 @@
 # CUDA: kernels (*.cu), their host code, and the driver by dlopen. Device code is embedded when there is a toolchain
 # (`make cuda` fetches one); the tests execute the same kernels on the CPU, compiled as C++ against emu.h.
 MODULES += kernels/cuda
-kernels/cuda_DEPS := lib/base
+kernels/cuda_DEPS := kernels lib/base
 
 CUDA_HOME ?= $(firstword $(wildcard $(or $(BATON_CACHE),$(HOME)/.cache/baton)/cuda/lib/python3*/site-packages/nvidia/cu13))
 NVCC := $(or $(wildcard $(CUDA_HOME)/bin/nvcc),$(shell command -v nvcc 2>/dev/null))
 CUDA_KERNELS := $(sort $(wildcard kernels/cuda/*.cu))
+CUDA_SHARED := $(addprefix kernels/cuda/,device.h kernels.h kv.h tile.h)
 CUDA_ARCHS := -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=[sm_90,compute_90]
 NVCC_FLAGS := -std=c++17 -O3 -I. -Werror all-warnings
 # None in builds for tests of something else.
 FATBINS := $(if $(NVCC),$(if $(SAN)$(BREAK),,$(CUDA_KERNELS:%.cu=$(BUILD)/%.fatbin)))
 
-$(BUILD)/kernels/cuda/%.fatbin: kernels/cuda/%.cu kernels/cuda/device.h kernels/cuda/kernels.h
+$(BUILD)/kernels/cuda/%.fatbin: kernels/cuda/%.cu $(CUDA_SHARED)
 	@mkdir -p $(@D); echo "  NVCC  $<"
 	@$(NVCC) $(NVCC_FLAGS) $(CUDA_ARCHS) -fatbin -o $@ $<
 
@@ -61,7 +62,7 @@ BARRIER := __sync(threads|warp)\(\);
 WITHOUT := $(shell grep -cE '$(BARRIER)' kernels/cuda/*.cu kernels/cuda/device.h | sed -E 's,.*/(.*)\.[a-z]+:(.*),\1 \2,' | \
   while read f n; do for i in $$(seq $$n); do echo $$f-$$i; done; done)
 RACE_OBJS := $(CUDA_KERNELS:kernels/cuda/%.cu=$(RACE_DIR)/%.o) $(WITHOUT:%=$(RACE_DIR)/without/%.o) $(RACE_DIR)/libcuda.o $(RACE_DIR)/race.o
-$(RACE_DIR)/without/%.o: $(CUDA_KERNELS) kernels/cuda/device.h kernels/cuda/kernels.h kernels/cuda/emu.h
+$(RACE_DIR)/without/%.o: $(CUDA_KERNELS) $(CUDA_SHARED) kernels/cuda/emu.h
 	@v=$*; from=$${v%-*}; n=$${v##*-}; to=$(RACE_DIR)/without/$$v; mkdir -p $$to/kernels/cuda; echo "  EMU   $$v"; \
 	  src=kernels/cuda/$$from.cu; what=$$src; [ $$from != device ] || { what=kernels/cuda/device.h; src=kernels/cuda/rows.cu; }; \
 	  cp $$src $$to/$$src; awk -v n=$$n '/$(BARRIER)/ && ++k == n { sub(/$(BARRIER)/, ";") } 1' $$what >$$to/$$what; \

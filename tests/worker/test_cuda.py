@@ -89,8 +89,8 @@ def test_without_a_driver_cuda_says_so_and_auto_takes_the_cpu(models):
     cpu = score(folder, golden, "--backend", "cpu", env=nothing).stdout
     assert score(folder, golden, env=nothing).stdout == cpu
     assert "--backend \"tpu\": cpu, cuda or auto" in score(folder, golden, "--backend", "tpu").stderr
-    assert score(folder, golden, "--kv-dtype", "fp8").returncode == 0  # auto: the CPU has that
-    assert "KV as f16" in score(folder, golden, "--kv-dtype", "fp8", "--backend", "cuda").stderr
+    assert score(folder, golden, "--kv-dtype", "f32").returncode == 0  # auto: the CPU has that
+    assert "KV as f16, bf16, int8 or fp8" in score(folder, golden, "--kv-dtype", "f32", "--backend", "cuda").stderr
 
 
 def test_what_gpus_do_not_do_is_refused_with_a_sentence(models):
@@ -187,6 +187,24 @@ def test_kv_moves_between_a_gpu_and_a_cpu(fleet, pair):
         got = fleet[decode].generate(prefill=fleet[prefill].peer, **kw)
         assert got.usage["prefill"] == "remote" and got.usage["kv_bytes"] > 0
         alike(got, fleet["U"].generate(**kw), .3)
+
+
+@pytest.mark.parametrize("backends", [("cuda", "cpu", "int8"), ("cpu", "cuda", "fp8")])
+def test_coded_kv_moves_between_a_gpu_and_a_cpu(models, tmp_path, monkeypatch, backends):
+    monkeypatch.setattr(wc, "WORKER", WORKER)
+    *sides, dtype = backends
+    made = []
+    try:
+        for role, backend in zip(("prefill", "decode"), sides):
+            made.append(Worker(str(tmp_path), role, *ARGS, "--backend", backend, "--kv-dtype", dtype, env=GPU, model=models["llama3"][0]))
+        prefill, decode = made
+        for kw in requests(2):
+            got = decode.generate(prefill=prefill.peer, **kw)
+            assert got.usage["prefill"] == "remote" and got.usage["kv_bytes"] > 0
+            alike(got, decode.generate(**kw), .3 if dtype == "int8" else .6)
+    finally:
+        for w in made:
+            w.stop()
 
 
 @pytest.mark.parametrize("role", ["decode", "prefill"])

@@ -45,6 +45,9 @@ static int check(const struct model *m, const struct gpu_model_options *o, struc
     rc = rc ? rc : check_ranks("stages", s->pipeline, o->group.pipeline, e);
     if (rc < 0)
         return rc;
+    if (!gpu_kv_has(o->kv_dtype))
+        return err_set(e, ENOTSUP,
+                       "the GPU backend keeps KV as f16, bf16, int8 or fp8 (--kv-dtype)");
     if (o->group.redundant)
         return err_set(e, ENOTSUP,
                        "the GPU backend keeps no copies of experts (--redundant-experts 0)");
@@ -201,7 +204,7 @@ int gpu_model_new(struct gpu *g, const struct model *m, const struct gpu_model_o
     struct gpu_model *gm = xcalloc(1, sizeof *gm);
     gm->g = g;
     take_part(gm, m);
-    rc = model_kv_part(&gm->kv, &gm->c, &gm->part, MODEL_KV_F16,
+    rc = model_kv_part(&gm->kv, &gm->c, &gm->part, o->kv_dtype,
                        o->block_tokens ? o->block_tokens : MODEL_BLOCK_TOKENS, e);
     const struct model_group *by = &o->group;
     rc = rc ? rc : gpu_link_new(g, by->tensor, o->host_links, &gm->tensor, e);

@@ -1,7 +1,7 @@
 /* gpu_model.h: the forward pass of worker/model on a GPU. Weights are taken from the same image and
  * kept as bf16 on the device; activations between products are bf16, the residual and all sums f32,
- * the KV cache f16 in the layout of model.h, so that blocks move between a GPU and a CPU worker as
- * they are.
+ * the KV cache of the types of model.h but for F32, with its layout and scales, so that blocks move
+ * between a GPU and a CPU worker as they are.
  *
  * A model may be a rank's part (worker/model/shard.h). What goes between the ranks' GPUs goes over
  * NCCL on the compute stream (link.h); every rank makes the same calls. Tensor ranks: sums, two a
@@ -16,19 +16,20 @@
  *
  * One thread owns a gpu_model, that of its gpu. Errors as in gpu.h; -EINVAL for a batch that is out
  * of range (then nothing was computed), -ENOTSUP for a model that these kernels do not have (heads
- * of other sizes), -EPIPE when the ranks' group has failed. Only batches of single tokens are
- * captured as graphs, one for each of a few sizes, from the second time on; none where rows travel
- * to experts, whose messages change size. */
+ * of other sizes, KV of f32), -EPIPE when the ranks' group has failed. Only batches of single
+ * tokens are captured as graphs, one for each of a few sizes, from the second time on; none where
+ * rows travel to experts, whose messages change size. */
 #pragma once
 #include "kernels/cuda/gpu.h"
 #include "worker/model/model.h"
 
 struct gpu_model_options {
-    uint32_t max_rows;        /* tokens of a batch, 1..65536 */
-    uint32_t max_sequences;   /* segments of a batch, 1..1024 */
-    uint32_t pool_blocks;     /* KV blocks on the device; 0: gpu_model_pool follows */
-    uint32_t max_context;     /* tokens of a sequence; 0: the model's */
-    uint32_t block_tokens;    /* 0: MODEL_BLOCK_TOKENS */
+    uint32_t max_rows;      /* tokens of a batch, 1..65536 */
+    uint32_t max_sequences; /* segments of a batch, 1..1024 */
+    uint32_t pool_blocks;   /* KV blocks on the device; 0: gpu_model_pool follows */
+    uint32_t max_context;   /* tokens of a sequence; 0: the model's */
+    uint32_t block_tokens;  /* 0: MODEL_BLOCK_TOKENS */
+    enum model_kv_dtype kv_dtype;
     uint32_t max_outputs;     /* rows that give logits, 0: max_rows */
     struct model_group group; /* the ranks of a part; no copies of experts, no halves */
     bool host_links;          /* not over NCCL; the same at every rank */

@@ -54,7 +54,8 @@ static struct kv_view view(const struct gpu_model *gm, uint32_t layer)
                             .block_bytes = gm->kv.block_bytes,
                             .layer_at = (uint64_t)(layer - gm->part.layer0) * gm->kv.piece_bytes,
                             .half_bytes = gm->kv.half_bytes,
-                            .head_bytes = gm->kv.head_bytes};
+                            .head_bytes = gm->kv.head_bytes,
+                            .form = gm->kv.dtype};
 }
 
 static int rotate(struct gpu_model *gm, const struct gpu_plan *p, uint32_t layer, struct err *e)
@@ -169,7 +170,7 @@ static int latent_prepare(struct gpu_model *gm, const struct gpu_plan *p, uint32
                                 .a_head = c->mla.nope,
                                 .ldo = gm->heads * c->head_dim,
                                 .o_head = c->head_dim,
-                                .f16 = true,
+                                .f16 = gm->kv.dtype != MODEL_KV_BF16,
                                 .scale = c->attn_scale};
     int rc = gpu_mla_prepare(gm->g, &a, p->rows, e);
     return rc == 0 ? gpu_head_gemm(gm->g, &up, gm->heads, e) : rc;

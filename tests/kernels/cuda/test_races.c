@@ -24,8 +24,10 @@ static const struct covered {
     {"device", "test_rows", "*norm_follow*"}, /* rows.cu with it */
     {"gemm", "test_products", "products_*"},
     {"mla", "test_mla", "mla_decode_*"},
+    {"mla_prefill", "test_mla", "mla_prefill_*"},
     {"moe", "test_products", "experts_are_*"},
     {"prefill_attention", "test_attention", "prefill_attention_*"},
+    {"rope", "test_rows", "*stored*"},
     {"rows", "test_rows", "*norm_follow*"},
     {"sample", "test_sampling", "greedy_choice_*"},
 };

@@ -120,7 +120,7 @@ static void conversions_round_as_the_hardware_does(void **state)
 {
     (void)state;
     enum { D = 128, ROWS = 512 };
-    struct cache c = cache_new(ROWS / 32, 32, 1, D, false);
+    struct cache c = cache_new(ROWS / 32, 32, 1, D, false, KV_FORM_F16);
     float *qkv = room((size_t)ROWS * 3 * D * 4), *cs = room(32 * D * 4);
     uint32_t *positions = room(ROWS * 4), *sequences = room(ROWS * 4);
     uint16_t *q = room(ROWS * D * 2);
@@ -154,10 +154,10 @@ static void conversions_round_as_the_hardware_does(void **state)
     cache_free(&c);
 }
 
-static void rope_case(bool neox, bool norm, uint32_t dims)
+static void rope_case(bool neox, bool norm, uint32_t dims, uint32_t form)
 {
-    enum { ROWS = 2, HEADS = 3, KV = 1, D = 64, ALL = HEADS + 2 * KV, POSITIONS = 40 };
-    struct cache c = cache_new(2, POSITIONS, KV, D, false);
+    enum { ROWS = 2, HEADS = 9, KV = 1, D = 64, ALL = HEADS + 2 * KV, POSITIONS = 40 };
+    struct cache c = cache_new(2, POSITIONS, KV, D, false, form);
     float *qkv = floats(ROWS * ALL * D, 1), *bias = floats(ALL * D, 1),
           *cs = room(POSITIONS * dims * 4);
     float *qn = floats(D, 1), *kn = floats(D, 1);
@@ -207,10 +207,12 @@ static void rope_case(bool neox, bool norm, uint32_t dims)
                 y[i] = x[i] * co - x[j] * si;
                 y[j] = x[i] * si + x[j] * co;
             }
-            const uint16_t *got =
-                h < HEADS ? q + (r * HEADS + h) * D : cell(&c, sequences[r], positions[r], is_v, 0);
-            for (uint32_t i = 0; i < D; i++)
-                near(f16(got[i]), y[i] * (h < HEADS ? 0.125 : 1), 2e-3, "a rotated head", i);
+            for (uint32_t i = 0; i < D; i++) {
+                float got = h < HEADS ? half(&c, q[(r * HEADS + h) * D + i])
+                                      : cell(&c, sequences[r], positions[r], is_v, 0, i);
+                near(got, y[i] * (h < HEADS ? 0.125 : 1), form == KV_FORM_F16 ? 2e-3 : 5e-3,
+                     "a rotated head", i);
+            }
         }
     give(qkv), give(bias), give(cs), give(qn), give(kn), give(positions), give(sequences), give(q);
     cache_free(&c);
@@ -219,10 +221,124 @@ static void rope_case(bool neox, bool norm, uint32_t dims)
 static void heads_are_normed_rotated_and_stored(void **state)
 {
     (void)state;
-    rope_case(true, true, 64);
-    rope_case(false, false, 64);
-    rope_case(true, false, 32);
-    rope_case(false, true, 16);
+    rope_case(true, true, 64, KV_FORM_F16);
+    rope_case(false, false, 64, KV_FORM_BF16);
+    rope_case(true, false, 32, KV_FORM_F16);
+    rope_case(false, true, 16, KV_FORM_F16);
+}
+
+/* Rows that nothing turns: K and V in the cache are the CPU's bytes for the same values. */
+static void stored_case(uint32_t form, uint32_t dim)
+{
+    enum { ROWS = 40, KV = 2, WIDE = 3 * KV };
+    struct cache c = cache_new(1, ROWS, KV, dim, false, form);
+    float *qkv = floats((size_t)ROWS * WIDE * dim, 3), *cs = floats(2, 1);
+    uint32_t *positions = room(ROWS * 4), *sequences = room(ROWS * 4);
+    uint16_t *q = room((size_t)ROWS * KV * dim * 2);
+    uint8_t *want = room(c.view.head_bytes * 2);
+    for (uint32_t r = 0; r < ROWS; r++)
+        positions[r] = r;
+    memset(qkv + 3 * WIDE * dim, 0, WIDE * dim * sizeof *qkv); /* a row of zeros */
+    struct rope_args a = {.qkv = qkv,
+                          .cs = cs,
+                          .positions = positions,
+                          .sequences = sequences,
+                          .q = q,
+                          .kv = c.view,
+                          .heads = KV,
+                          .kv_heads = KV,
+                          .dim = dim,
+                          .scale = 1};
+    OK(gpu_rope_store(gpu, &a, ROWS, &err));
+    finish();
+    for (uint32_t h = 0; h < 2 * KV; h++) {
+        memset(want, 0xff, c.view.head_bytes * 2); /* as the cache was */
+        for (uint32_t r = 0; r < ROWS; r++)
+            kv_store((enum kv_type)form, qkv + (r * WIDE + KV + h) * dim, dim, 32, r % 32,
+                     want + r / 32 * c.view.head_bytes);
+        for (uint32_t b = 0; b < 2; b++)
+            assert_memory_equal(part_of(&c, 0, b * 32, h >= KV, h % KV),
+                                want + b * c.view.head_bytes, c.view.head_bytes);
+    }
+    give(qkv), give(cs), give(positions), give(sequences), give(q), give(want);
+    cache_free(&c);
+}
+
+/* MLA: the latent is normed, its second part is turned. */
+static void latent_case(uint32_t form, bool neox)
+{
+    enum {
+        ROWS = 2,
+        HEADS = 9,
+        NOPE = 24,
+        LATENT = 64,
+        ROPE = 16,
+        W = LATENT + ROPE,
+        Q = NOPE + ROPE
+    };
+    struct cache c = cache_new(1, 40, 1, W, true, form);
+    float *q = floats(ROWS * HEADS * Q, 1), *kv = floats(ROWS * W, 2), *norm = floats(LATENT, 1),
+          *cs = floats(40 * ROPE, 1);
+    uint32_t *positions = room(ROWS * 4), *sequences = room(ROWS * 4);
+    uint16_t *nope = room(ROWS * HEADS * NOPE * 2), *out = room(ROWS * HEADS * W * 2);
+    positions[0] = 33, positions[1] = 2;
+    struct mla_prepare_args a = {.q = q,
+                                 .kv_a = kv,
+                                 .norm = norm,
+                                 .cs = cs,
+                                 .positions = positions,
+                                 .sequences = sequences,
+                                 .q_nope = nope,
+                                 .q_out = out,
+                                 .kv = c.view,
+                                 .heads = HEADS,
+                                 .nope = NOPE,
+                                 .latent = LATENT,
+                                 .rope = ROPE,
+                                 .neox = neox,
+                                 .eps = 1e-6f,
+                                 .scale = 0.5f};
+    OK(gpu_mla_prepare(gpu, &a, ROWS, &err));
+    finish();
+    for (uint32_t r = 0; r < ROWS; r++)
+        for (uint32_t h = 0; h <= HEADS; h++) {
+            const float *x = h < HEADS ? q + (r * HEADS + h) * Q + NOPE : kv + r * W + LATENT,
+                        *t = cs + positions[r] * ROPE;
+            double s = 0, most = 0, want[W];
+            for (uint32_t i = 0; i < LATENT; i++)
+                s += (double)kv[r * W + i] * kv[r * W + i];
+            for (uint32_t i = 0; i < LATENT; i++)
+                want[i] = kv[r * W + i] / sqrt(s / LATENT + 1e-6) * norm[i];
+            for (uint32_t p = 0; p < ROPE / 2; p++) {
+                uint32_t i = neox ? p : 2 * p, j = neox ? p + ROPE / 2 : 2 * p + 1;
+                want[LATENT + i] = (double)x[i] * t[2 * p] - (double)x[j] * t[2 * p + 1];
+                want[LATENT + j] = (double)x[i] * t[2 * p + 1] + (double)x[j] * t[2 * p];
+            }
+            for (uint32_t i = 0; i < W; i++)
+                most = fmax(most, fabs(want[i]));
+            double step = form == KV_FORM_I8 ? most / 127 : form == KV_FORM_F8 ? most / 16 : 5e-3;
+            for (uint32_t i = 0; h == HEADS && i < W; i++)
+                near(cell(&c, 0, positions[r], false, 0, i), want[i], step, "a latent", i);
+            for (uint32_t i = LATENT; h < HEADS && i < W; i++)
+                near(half(&c, out[(r * HEADS + h) * W + i]), want[i] / 2, 5e-3, "a query", i);
+            for (uint32_t i = 0; h < HEADS && i < NOPE; i++)
+                assert_true(nope[(r * HEADS + h) * NOPE + i] ==
+                            to_bf16(q[(r * HEADS + h) * Q + i]));
+        }
+    give(q), give(kv), give(norm), give(cs), give(positions), give(sequences), give(nope),
+        give(out);
+    cache_free(&c);
+}
+
+static void what_is_stored_has_the_cpus_bytes(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < FORMS; i++) {
+        stored_case(forms[i], 64);
+        stored_case(forms[i], 16);
+        stored_case(forms[i], 128);
+        latent_case(forms[i], i % 2);
+    }
 }
 
 static void runs_of_bytes_move_between_layouts(void **state)
@@ -256,6 +372,7 @@ int main(void)
         cmocka_unit_test(gates_are_silu_and_gelu),
         cmocka_unit_test(fp8_rows_come_back_within_a_sixteenth),
         cmocka_unit_test(heads_are_normed_rotated_and_stored),
+        cmocka_unit_test(what_is_stored_has_the_cpus_bytes),
         cmocka_unit_test(runs_of_bytes_move_between_layouts),
     };
     RUN(tests);

@@ -11,6 +11,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 #include <cmocka.h>
 
@@ -32,9 +33,10 @@ static struct err err;
             fail_msg("%s", err.msg);                                                               \
     } while (0)
 
-static void open_bench(struct bench *b, const char *name)
+static void open_with(struct bench *b, const char *name, enum model_kv_dtype kv)
 {
-    struct gpu_model_options o = {.max_rows = 64, .max_sequences = 4, .pool_blocks = BLOCKS};
+    struct gpu_model_options o = {
+        .max_rows = 64, .max_sequences = 4, .pool_blocks = BLOCKS, .kv_dtype = kv};
     memset(b, 0, sizeof *b);
     family_open(&b->f, name);
     OK(model_load(b->f.dir, "scalar", &b->m, &err));
@@ -42,6 +44,11 @@ static void open_bench(struct bench *b, const char *name)
     OK(gpu_model_new(b->g, b->m, &o, &b->gm, &err));
     for (uint32_t i = 0; i < BLOCKS / 2; i++)
         b->table[i] = BLOCKS - 1 - 2 * i;
+}
+
+static void open_bench(struct bench *b, const char *name)
+{
+    open_with(b, name, MODEL_KV_F16);
 }
 
 static void close_bench(struct bench *b)
@@ -217,6 +224,79 @@ static void kv_pushed_by_layers_is_the_prompt_elsewhere(void **state)
     close_bench(&d);
 }
 
+/* The row after a prompt of n tokens whose KV the CPU made, on the GPU, and the other way round. */
+static void cross(struct bench *b, enum model_kv_dtype kv, uint32_t n, float *gpu, float *cpu)
+{
+    struct model_work *w = NULL;
+    struct model_work_options o = {
+        .threads = 1, .max_rows = 64, .kv_dtype = kv, .pool_blocks = BLOCKS};
+    OK(model_work_new(b->m, &o, &w, &err));
+    uint64_t bytes = BLOCKS * gpu_model_kv(b->gm)->block_bytes;
+    assert_memory_equal(model_work_kv(w), gpu_model_kv(b->gm), sizeof(struct model_kv));
+    uint8_t *pool = aligned_alloc(64, bytes);
+    struct model_segment s = {.tokens = b->f.ids,
+                              .n_tokens = n,
+                              .blocks = b->table,
+                              .n_blocks = BLOCKS / 2,
+                              .logits_from = n},
+                         next = {.tokens = b->f.ids + n,
+                                 .n_tokens = 1,
+                                 .start = n,
+                                 .blocks = b->table,
+                                 .n_blocks = BLOCKS / 2};
+    struct model_batch prompt = {.segments = &s, .n_segments = 1},
+                       row = {.segments = &next, .n_segments = 1, .logits = gpu, .logits_rows = 1};
+    memset(pool, 0xff, bytes);
+    OK(model_forward(b->m, w, pool, &prompt, &err));
+    OK(gpu_model_store(b->gm, b->table, 2, pool, &err));
+    OK(gpu_model_forward(b->gm, &row, &err));
+    memset(pool, 0xff, bytes);
+    OK(gpu_model_forward(b->gm, &prompt, &err));
+    OK(gpu_model_fetch(b->gm, b->table, 2, 0, model_config(b->m)->n_layers, pool, &err));
+    row.logits = cpu;
+    OK(model_forward(b->m, w, pool, &row, &err));
+    free(pool);
+    model_work_free(w);
+}
+
+static void kv_of_every_type_serves_both_backends(void **state)
+{
+    static const struct {
+        enum model_kv_dtype type;
+        const char *name;
+        double limit;
+    } types[] = {
+        {MODEL_KV_BF16, "bf16", 0.03}, {MODEL_KV_I8, "int8", 0.05}, {MODEL_KV_F8, "fp8", 0.15}};
+    (void)state;
+    for (size_t i = 0; i < 2 * sizeof types / sizeof *types; i++) {
+        const char *family = i % 2 ? "deepseek-v2-lite" : "llama3";
+        struct bench b;
+        open_with(&b, family, types[i / 2].type);
+        uint32_t n = b.f.n_ids;
+        float *out = calloc((size_t)n * b.f.vocab, sizeof *out);
+        run(&b, 0, 30, b.table, out);
+        run(&b, 30, n - 31, b.table, out + (size_t)30 * b.f.vocab);
+        run(&b, n - 1, 1, b.table, out + (size_t)(n - 1) * b.f.vocab);
+        double all = distance(&b, out, 0, n);
+        cross(&b, types[i / 2].type, n - 1, out, out + b.f.vocab);
+        double gpu = distance(&b, out, n - 1, 1), cpu = distance(&b, out + b.f.vocab, n - 1, 1);
+        printf("%-16s with KV of %s: off by %.4f; after the CPU's prompt %.4f, the CPU after the "
+               "GPU's %.4f\n",
+               family, types[i / 2].name, all, gpu, cpu);
+        assert_true(all < types[i / 2].limit && gpu < types[i / 2].limit &&
+                    cpu < types[i / 2].limit);
+        free(out);
+        close_bench(&b);
+    }
+    struct gpu_model_options o = {
+        .max_rows = 8, .max_sequences = 1, .pool_blocks = 1, .kv_dtype = MODEL_KV_F32};
+    struct bench b;
+    open_bench(&b, "llama3");
+    struct gpu_model *none = NULL;
+    assert_int_equal(gpu_model_new(b.g, b.m, &o, &none, &err), -ENOTSUP);
+    close_bench(&b);
+}
+
 static void sleep_keeps_weights_addresses_and_graphs(void **state)
 {
     (void)state;
@@ -268,8 +348,11 @@ int main(void)
         cmocka_unit_test(every_family_gives_the_logits_of_transformers),
         cmocka_unit_test(decode_in_batches_equals_decode_alone_through_graphs),
         cmocka_unit_test(kv_pushed_by_layers_is_the_prompt_elsewhere),
+        cmocka_unit_test(kv_of_every_type_serves_both_backends),
         cmocka_unit_test(sleep_keeps_weights_addresses_and_graphs),
         cmocka_unit_test(what_is_out_of_range_is_refused_with_a_sentence),
     };
+    if (getenv("TEST_FILTER"))
+        cmocka_set_test_filter(getenv("TEST_FILTER"));
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
