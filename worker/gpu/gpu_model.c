@@ -80,6 +80,7 @@ static int alloc_work(struct gpu_model *gm, struct err *e)
     uint64_t n = gm->o.max_rows, s = gm->o.max_sequences + 1u, choices = n * c->moe.used;
     uint64_t outputs = gm->o.max_outputs, heads = gm->heads, q = heads * c->head_dim;
     uint64_t all = q + 2ull * gm->kv_heads * c->head_dim, ff = larger(gm->d_ff, gm->d_shared);
+    uint64_t piece = gpu_expand_piece(gm);
     uint64_t parts = s * heads * 32, q_dim = c->mla.nope + c->rope_dims;
     bool mla = c->mla.rank != 0, lead = gm->tensor && leads(gm);
     uint64_t finals = gm->pipeline && (gm->part.first || gpu_is_last(gm)) ? outputs : 0;
@@ -112,6 +113,11 @@ static int alloc_work(struct gpu_model *gm, struct err *e)
         {&w->kv_a, mla ? n * c->head_dim * 4 : 0},
         {&w->q_nope, n * heads * c->mla.nope * 2},
         {&w->values, n * heads * c->mla.v * 2},
+        {&w->ex_latent, piece * c->mla.rank * 2},
+        {&w->ex_rope, piece * c->rope_dims * 2},
+        {&w->ex_k, piece * heads * c->mla.nope * 2},
+        {&w->ex_v, piece * heads * c->mla.v * 2},
+        {&w->ex_state, piece && piece < gm->context_tokens ? n * heads * (c->mla.v + 2ull) * 4 : 0},
         {&w->logits, outputs * gm->vocab * 4},
         {&w->gathered, lead ? outputs * c->vocab * 4 : 0},
         {&w->finals, finals * c->d_model * 4},
@@ -153,6 +159,7 @@ static void alloc_host(struct gpu_model *gm)
     gm->out_of = xcalloc(n, 4);
     gm->tables = xcalloc((size_t)s * gm->table_ld, 4);
     gm->tiles = xcalloc(n + s, sizeof *gm->tiles);
+    gm->expands = xcalloc(s, sizeof *gm->expands);
     gm->logits = xcalloc((size_t)(gm->tensor ? larger(gm->o.max_outputs, s) : s) * gm->c.vocab, 4);
     gm->written = xcalloc(gm->c.n_layers, sizeof(struct gpu_event *));
     gm->runs = xcalloc(gm->o.max_outputs, sizeof *gm->runs);
@@ -298,6 +305,7 @@ void gpu_model_free(struct gpu_model *gm)
     free(gm->take);
     free(gm->out_of);
     free(gm->tiles);
+    free(gm->expands);
     free(gm->logits);
     free(gm);
 }
@@ -363,10 +371,14 @@ static int check_batch(const struct gpu_model *gm, const struct model_batch *b, 
 static void add_tiles(struct gpu_model *gm, struct gpu_plan *p, const struct model_segment *s,
                       uint32_t sequence)
 {
+    uint32_t first = p->tiles;
     for (uint32_t i = 0; i < s->n_tokens; i += ATTN_ROWS) {
         uint32_t n = s->n_tokens - i < ATTN_ROWS ? s->n_tokens - i : ATTN_ROWS;
         gm->tiles[p->tiles++] = (struct attn_tile){p->rows + i, n, s->start + i, sequence};
     }
+    if (gm->c.mla.rank)
+        gm->expands[p->expands++] =
+            (struct gpu_expand){sequence, first, p->tiles - first, s->start + s->n_tokens};
 }
 
 static void add_segment(struct gpu_model *gm, struct gpu_plan *p, const struct model_segment *s,
@@ -386,23 +398,34 @@ static void add_segment(struct gpu_model *gm, struct gpu_plan *p, const struct m
     p->rows += s->n_tokens;
 }
 
+enum { SINGLE, FLAT, TILED }; /* how a segment's attention is computed */
+
+static int way_of(const struct gpu_model *gm, const struct model_segment *s)
+{
+    if (s->n_tokens == 1)
+        return SINGLE;
+    return gm->c.mla.rank && !gpu_expands(gm, s->n_tokens) ? FLAT : TILED;
+}
+
 /* Single tokens first, then chunks; outputs stay in the caller's order. */
 static struct gpu_plan plan(struct gpu_model *gm, const struct model_batch *b)
 {
     struct gpu_plan p = {.sequences = b->n_segments, .outputs = model_batch_outputs(b)};
-    for (int chunks = 0; chunks < 2; chunks++) {
+    for (int way = SINGLE; way <= TILED; way++) {
         uint32_t output = 0;
         for (uint32_t i = 0; i < b->n_segments; i++) {
             const struct model_segment *s = &b->segments[i];
-            if ((s->n_tokens > 1) == chunks) {
-                if (chunks)
+            if (way_of(gm, s) == way) {
+                if (way == TILED)
                     add_tiles(gm, &p, s, i);
                 add_segment(gm, &p, s, i, output);
             }
             output += s->n_tokens - s->logits_from;
         }
-        if (!chunks)
+        if (way == SINGLE)
             p.decode_rows = p.rows;
+        if (way <= FLAT)
+            p.flat_rows = p.rows;
     }
     return p;
 }
@@ -578,8 +601,8 @@ static int run_eager(struct gpu_model *gm, const struct model_batch *b, struct e
 /* The graph size for a batch of single tokens that each give logits; GRAPH_SIZES: none. */
 static uint32_t graph_of(const struct gpu_model *gm, const struct gpu_plan *p)
 {
-    if (gm->o.no_graphs || gm->o.host_links || gm->ep || p->tiles || p->outputs != p->rows ||
-        !p->rows)
+    if (gm->o.no_graphs || gm->o.host_links || gm->ep || p->decode_rows != p->rows ||
+        p->outputs != p->rows || !p->rows)
         return GRAPH_SIZES;
     uint32_t i = 0;
     while (i < GRAPH_SIZES && (1u << i) < p->rows)
@@ -599,7 +622,7 @@ static void pad(struct gpu_model *gm, struct gpu_plan *p, uint32_t rows)
         gm->take[r] = r;
     }
     p->sequences += rows > p->rows;
-    p->rows = p->decode_rows = p->outputs = rows;
+    p->rows = p->decode_rows = p->flat_rows = p->outputs = rows;
     p->max_tokens = gm->context_tokens; /* a graph serves every length */
 }
 

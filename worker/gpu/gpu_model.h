@@ -23,6 +23,7 @@
 #include "kernels/cuda/gpu.h"
 #include "worker/model/model.h"
 
+#define GPU_EXPAND_TOKENS 4096u
 struct gpu_model_options {
     uint32_t max_rows;      /* tokens of a batch, 1..65536 */
     uint32_t max_sequences; /* segments of a batch, 1..1024 */
@@ -30,6 +31,9 @@ struct gpu_model_options {
     uint32_t max_context;   /* tokens of a sequence; 0: the model's */
     uint32_t block_tokens;  /* 0: MODEL_BLOCK_TOKENS */
     enum model_kv_dtype kv_dtype;
+    /* Latent attention: tokens of a context whose keys and values are made at a time, for a long
+     * chunk of a prompt; a multiple of 32; 0: GPU_EXPAND_TOKENS. */
+    uint32_t expand_tokens;
     uint32_t max_outputs;     /* rows that give logits, 0: max_rows */
     struct model_group group; /* the ranks of a part; no copies of experts, no halves */
     bool host_links;          /* not over NCCL; the same at every rank */

@@ -26,6 +26,7 @@ struct gpu_work {
     gpu_ptr tokens, positions, sequences, tables, tiles, take; /* what a step is told */
     gpu_ptr h, x, qkv, q, att, out, wide, act;                 /* rows */
     gpu_ptr q_a, kv_a, q_nope, values;                         /* latent attention */
+    gpu_ptr ex_latent, ex_rope, ex_k, ex_v, ex_state;          /* expand.c */
     gpu_ptr part, part_ml, logits;
     gpu_ptr gathered;     /* the ranks' parts of the logits, at rank 0 */
     gpu_ptr finals, runs; /* of a pipeline: rows that give logits, and how they come together */
@@ -33,8 +34,15 @@ struct gpu_work {
     gpu_ptr places_wide, places_act, places_out;
 };
 
+struct gpu_expand { /* a sequence whose latents are made keys and values for its chunk */
+    uint32_t sequence, tile, tiles, end; /* end: tokens that its last row sees */
+};
+
 struct gpu_plan {               /* a batch in the order the device computes it */
     uint32_t rows, decode_rows; /* single tokens first */
+    /* With latent attention: then chunks whose rows are computed like single tokens, up to
+     * flat_rows, then those of gpu_model.expands. Else flat_rows is decode_rows. */
+    uint32_t flat_rows, expands;
     uint32_t tiles, outputs, sequences, max_tokens;
     uint32_t out_at; /* outputs of micro-batches before */
     bool record;     /* an event a layer, when its KV is written */
@@ -63,6 +71,7 @@ struct gpu_model {
     uint32_t *tokens, *positions, *sequences, *tables, *take,
         *out_of; /* out_of: row of an output */
     struct attn_tile *tiles;
+    struct gpu_expand *expands;
     struct run *runs;
     struct model_segment *segments; /* of a micro-batch */
     float *logits; /* of a graph, which are padded; of the ranks, one after another */
@@ -113,3 +122,12 @@ int gpu_shared(struct gpu_model *gm, const struct gpu_layer *l, uint32_t rows,
 /* y = what the experts here give for rows x with those choices, + shared (0: none). */
 int gpu_routed(struct gpu_model *gm, const struct gpu_layer *l, gpu_ptr x, gpu_ptr ids,
                gpu_ptr weights, gpu_ptr shared, gpu_ptr y, uint32_t rows, struct err *e) MUST_CHECK;
+
+/* expand.c: whether a chunk of so many rows takes fewer products that way; tokens of a context at a
+ * time (0: no chunk does); rows from p->flat_rows on: what `all` rows get otherwise; attention. */
+bool gpu_expands(const struct gpu_model *gm, uint32_t rows);
+uint32_t gpu_expand_piece(const struct gpu_model *gm);
+int gpu_expand_prepare(struct gpu_model *gm, const struct gpu_plan *p,
+                       const struct mla_prepare_args *all, struct err *e) MUST_CHECK;
+int gpu_expand_attend(struct gpu_model *gm, const struct gpu_plan *p, const struct gpu_layer *l,
+                      const struct kv_view *kv, struct err *e) MUST_CHECK;

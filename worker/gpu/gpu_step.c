@@ -163,7 +163,7 @@ static int latent_prepare(struct gpu_model *gm, const struct gpu_plan *p, uint32
     struct head_gemm_args up = {.a = GPU_AS(const uint16_t, gm->w.q_nope),
                                 .b = GPU_AS(const uint16_t, l->k_up.at),
                                 .out = GPU_AS(uint16_t, gm->w.q),
-                                .m = p->rows,
+                                .m = p->flat_rows,
                                 .n = c->mla.rank,
                                 .k = c->mla.nope,
                                 .lda = gm->heads * c->mla.nope,
@@ -172,11 +172,14 @@ static int latent_prepare(struct gpu_model *gm, const struct gpu_plan *p, uint32
                                 .o_head = c->head_dim,
                                 .f16 = gm->kv.dtype != MODEL_KV_BF16,
                                 .scale = c->attn_scale};
-    int rc = gpu_mla_prepare(gm->g, &a, p->rows, e);
+    int rc = gpu_mla_prepare(gm->g, &a, p->flat_rows, e);
+    if (rc == 0 && p->expands)
+        rc = gpu_expand_prepare(gm, p, &a, e);
     return rc == 0 ? gpu_head_gemm(gm->g, &up, gm->heads, e) : rc;
 }
 
-/* Single tokens split over the context; rows of prompts through the same kernel, one split each. */
+/* Single tokens split over the context; rows of short chunks through the same kernel, one split
+ * each; long chunks by themselves. */
 static int latent_attend(struct gpu_model *gm, const struct gpu_plan *p, uint32_t layer,
                          struct err *e)
 {
@@ -194,13 +197,15 @@ static int latent_attend(struct gpu_model *gm, const struct gpu_plan *p, uint32_
     int rc = 0;
     if (done)
         rc = gpu_mla_decode(gm->g, &a, done, c->mla.rank, c->rope_dims, splits, e);
-    if (rc < 0 || done == p->rows)
+    if (rc == 0)
+        rc = gpu_expand_attend(gm, p, &gm->layers[layer], &a.kv, e);
+    if (rc < 0 || done == p->flat_rows)
         return rc;
     a.q += (size_t)done * gm->heads * c->head_dim;
     a.out += (size_t)done * gm->heads * c->mla.rank;
     a.positions += done;
     a.sequences += done;
-    return gpu_mla_decode(gm->g, &a, p->rows - done, c->mla.rank, c->rope_dims, 1, e);
+    return gpu_mla_decode(gm->g, &a, p->flat_rows - done, c->mla.rank, c->rope_dims, 1, e);
 }
 
 static int latent_values(struct gpu_model *gm, const struct gpu_layer *l, uint32_t rows,
@@ -262,7 +267,7 @@ static int attend(struct gpu_model *gm, const struct gpu_plan *p, uint32_t i, st
     if (!gm->c.mla.rank)
         return attention(gm, p, i, e);
     rc = latent_attend(gm, p, i, e);
-    return rc == 0 ? latent_values(gm, l, p->rows, e) : rc;
+    return rc == 0 ? latent_values(gm, l, p->flat_rows, e) : rc;
 }
 
 /* A dummy batch has no rows: others' may come to the experts here. */

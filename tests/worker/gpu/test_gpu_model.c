@@ -297,6 +297,59 @@ static void kv_of_every_type_serves_both_backends(void **state)
     close_bench(&b);
 }
 
+/* A prompt of 160 tokens in two long chunks, whose latents become keys and values again in pieces
+ * of 64, beside a single token; and in short ones, which stay in the latent space. */
+static void long_chunks_over_latents_give_what_short_ones_give(void **state)
+{
+    enum { FIRST = 90, LAST = 70, ALL = FIRST + LAST, SHORT = 40 };
+    static const uint32_t tables[2][5] = {{7, 5, 3, 1, 0}, {2, 4, 6, 8, 9}}, one[] = {10};
+    static const enum model_kv_dtype types[] = {MODEL_KV_F16, MODEL_KV_BF16};
+    (void)state;
+    for (size_t t = 0; t < 2; t++) {
+        struct bench b = {.g = emu_device_new(2)};
+        struct gpu_model_options o = {.max_rows = 96,
+                                      .max_sequences = 3,
+                                      .pool_blocks = 11,
+                                      .kv_dtype = types[t],
+                                      .expand_tokens = 64};
+        family_open(&b.f, "deepseek-v2-lite");
+        OK(model_load(b.f.dir, "scalar", &b.m, &err));
+        OK(gpu_model_new(b.g, b.m, &o, &b.gm, &err));
+        uint32_t ids[ALL], vocab = b.f.vocab;
+        float *rows[2] = {calloc((size_t)ALL * vocab, sizeof(float)),
+                          calloc((size_t)ALL * vocab, sizeof(float))},
+              *tail = calloc((size_t)(FIRST + 1) * vocab, sizeof(float));
+        for (uint32_t i = 0; i < ALL; i++)
+            ids[i] = b.f.ids[i * 7 % b.f.n_ids];
+        for (uint32_t way = 0; way < 2; way++)
+            for (uint32_t at = 0, n = 0; at < ALL; at += n) {
+                n = way ? SHORT : at ? LAST : FIRST;
+                struct model_segment s[] = {
+                    {.tokens = ids + at,
+                     .n_tokens = n,
+                     .start = at,
+                     .blocks = tables[way],
+                     .n_blocks = 5},
+                    {.tokens = ids, .n_tokens = 1, .blocks = one, .n_blocks = 1}};
+                struct model_batch batch = {.segments = s,
+                                            .n_segments = 1 + (at > 0),
+                                            .logits = tail,
+                                            .logits_rows = n + 1};
+                OK(gpu_model_forward(b.gm, &batch, &err));
+                memcpy(rows[way] + (size_t)at * vocab, tail, (size_t)n * vocab * sizeof *tail);
+            }
+        double apart = 0, square = 0;
+        for (size_t i = 0; i < (size_t)ALL * vocab; i++) {
+            apart += pow((double)rows[0][i] - rows[1][i], 2);
+            square += (double)rows[0][i] * rows[0][i];
+        }
+        printf("long and short chunks differ by %.4f of the logits\n", sqrt(apart / square));
+        assert_true(apart > 0 && sqrt(apart / square) < 0.05);
+        free(rows[0]), free(rows[1]), free(tail);
+        close_bench(&b);
+    }
+}
+
 static void sleep_keeps_weights_addresses_and_graphs(void **state)
 {
     (void)state;
@@ -349,6 +402,7 @@ int main(void)
         cmocka_unit_test(decode_in_batches_equals_decode_alone_through_graphs),
         cmocka_unit_test(kv_pushed_by_layers_is_the_prompt_elsewhere),
         cmocka_unit_test(kv_of_every_type_serves_both_backends),
+        cmocka_unit_test(long_chunks_over_latents_give_what_short_ones_give),
         cmocka_unit_test(sleep_keeps_weights_addresses_and_graphs),
         cmocka_unit_test(what_is_out_of_range_is_refused_with_a_sentence),
     };
