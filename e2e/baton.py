@@ -11,8 +11,9 @@ import time
 import yaml
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "e2e/cluster"))
+sys.path[:0] = [str(ROOT / "e2e/cluster"), str(ROOT / "tests")]
 from cluster import CACHE, Cluster  # noqa: E402
+from patience import patience  # noqa: E402
 
 BUILD = pathlib.Path(os.environ.get("BATON_BUILD", ROOT / "build")).resolve()
 HELM = CACHE / "bin/helm"
@@ -24,8 +25,8 @@ signal.signal(signal.SIGTERM, signal.default_int_handler)  # fixtures take the c
 
 
 def eventually(what, seconds=60, every=0.3, message="condition"):
-    end, last = time.monotonic() + seconds, None
-    while time.monotonic() < end:
+    begin, last = time.monotonic(), None
+    while time.monotonic() < begin + patience(seconds):
         try:
             last = what()
             if last:
@@ -33,7 +34,7 @@ def eventually(what, seconds=60, every=0.3, message="condition"):
         except (OSError, ValueError, KeyError, IndexError, AssertionError, http.client.HTTPException, subprocess.SubprocessError) as e:
             last = e
         time.sleep(every)
-    raise AssertionError(f"{message}: not within {seconds} s (last: {last!r})")
+    raise AssertionError(f"{message}: not within {time.monotonic() - begin:.0f} s (last: {last!r})")
 
 
 class Baton:
@@ -86,7 +87,7 @@ class Baton:
         return json.dumps(o)
 
     def wait_ready(self, name="chat", seconds=180):
-        r = self.kubectl("wait", f"infd/{name}", "--for=condition=Ready", f"--timeout={seconds}s", timeout=seconds + 10, check=False)
+        r = self.kubectl("wait", f"infd/{name}", "--for=condition=Ready", f"--timeout={patience(seconds):.0f}s", timeout=patience(seconds) + 10, check=False)
         assert r.returncode == 0, f"{name} does not get Ready: {r.stderr}\n{self.story()}"
 
     def workers(self, role=None):

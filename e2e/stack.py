@@ -8,11 +8,15 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+from patience import patience, promised  # noqa: E402
+
 BUILD = pathlib.Path(os.environ.get("BATON_BUILD", ROOT / "build")).resolve()
 CACHE = pathlib.Path(os.environ.get("BATON_CACHE", pathlib.Path.home() / ".cache/baton"))
 KUBECTL = next(p for p in (CACHE / "k8s/kubectl", CACHE / "bin/kubectl") if p.exists())
@@ -26,8 +30,8 @@ def free_port():
 
 
 def eventually(what, seconds=60, every=0.2, message="condition"):
-    end, last = time.monotonic() + seconds, None
-    while time.monotonic() < end:
+    begin, last = time.monotonic(), None
+    while time.monotonic() < begin + patience(seconds):
         try:
             last = what()
             if last:
@@ -35,7 +39,7 @@ def eventually(what, seconds=60, every=0.2, message="condition"):
         except (OSError, ValueError, LookupError, AssertionError, http.client.HTTPException, subprocess.SubprocessError) as e:
             last = e  # what is looked at may not be there yet, kubectl may find nobody
         time.sleep(every)
-    raise AssertionError(f"{message}: not within {seconds} s (last: {last!r})")
+    raise AssertionError(f"{message}: not within {time.monotonic() - begin:.0f} s (last: {last!r})")
 
 
 class Answer:
@@ -51,7 +55,7 @@ class Answer:
         self.seconds = time.monotonic() - self.began
 
     def _run(self, port, prompt, max_tokens, timeout, more):
-        c = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
+        c = http.client.HTTPConnection("127.0.0.1", port, timeout=patience(timeout))
         body = {"model": MODEL, "stream": True, "stream_options": {"include_usage": True}, "max_tokens": max_tokens, "temperature": 0,
                 "messages": [{"role": "user", "content": prompt}], **more}
         c.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
@@ -84,11 +88,11 @@ class Stack:
 
     def up(self):
         r = subprocess.run([BUILD / "bin/baton", "up", "--detach", "--data", self.data, "--port", str(self.port), *self.models], cwd=ROOT,
-                           capture_output=True, text=True, timeout=120)
+                           capture_output=True, text=True, timeout=patience(120))
         assert r.returncode == 0, r.stdout + r.stderr
 
     def kubectl(self, *args, input=None, check=True, timeout=90):
-        r = subprocess.run([KUBECTL, "--kubeconfig", self.kubeconfig, *args], input=input, text=True, capture_output=True, timeout=timeout)
+        r = subprocess.run([KUBECTL, "--kubeconfig", self.kubeconfig, *args], input=input, text=True, capture_output=True, timeout=patience(timeout))
         assert not check or r.returncode == 0, f"kubectl {' '.join(map(str, args))}: {r.stderr}"
         return r.stdout if check else r
 
@@ -100,11 +104,11 @@ class Stack:
         self.wait_ready(sample)
 
     def wait_ready(self, name="chat", seconds=120, model=MODEL):
-        self.kubectl("wait", f"infd/{name}", "--for=condition=Ready", f"--timeout={seconds}s", timeout=seconds + 10)
+        self.kubectl("wait", f"infd/{name}", "--for=condition=Ready", f"--timeout={patience(seconds):.0f}s", timeout=seconds + 10)
         eventually(lambda: model in str(self.http("/v1/models")), message="the router lists the model")
 
     def http(self, path, host="127.0.0.1", port=None):
-        c = http.client.HTTPConnection(host, port or self.port, timeout=5)
+        c = http.client.HTTPConnection(host, port or self.port, timeout=patience(5))
         try:
             c.request("GET", path)
             return c.getresponse().read().decode()
@@ -160,8 +164,8 @@ class Stack:
         return pids
 
     def down(self):
-        r = subprocess.run([BUILD / "bin/baton", "down", "--data", self.data], capture_output=True, text=True, timeout=120)
-        left = eventually(lambda: [] if self.processes() else [1], seconds=10) == [1]
+        r = subprocess.run([BUILD / "bin/baton", "down", "--data", self.data], capture_output=True, text=True, timeout=patience(120))
+        left = eventually(lambda: not self.processes(), seconds=20, message="no process is left")
         assert r.returncode == 0 and left, r.stdout + r.stderr + f" left: {self.processes()}"
 
     def close(self):
@@ -195,7 +199,7 @@ class Load:
     def stop(self):
         self.stopping.set()
         for t in self.threads:
-            t.join(90)
+            t.join(patience(90))
         assert not any(t.is_alive() for t in self.threads), "a request hangs"
         return self.answers
 

@@ -10,7 +10,7 @@ import subprocess
 import time
 
 import pytest
-from stack import BUILD, CACHE, MODEL, Load, Stack, eventually
+from stack import BUILD, CACHE, MODEL, Load, Stack, eventually, patience, promised
 
 GGUF = CACHE / "models/SmolLM2-135M-Instruct.Q4_1.gguf"
 PROMPTS = [f"Tell me {what} about {thing}." for what in ("one fact", "two things") for thing in ("rain", "the sea")]
@@ -259,7 +259,7 @@ def test_a_fault_under_load_costs_nothing_but_time(stack, want, fault):
     failed = [a.error for a in answers if a.error]
     print(f"{len(answers)} requests, {len(failed)} ended in an error: {failed[:2]}")
     assert load.wrong() == []
-    assert any(not a.error for a in answers) and max(a.seconds for a in answers) < 45
+    assert any(not a.error for a in answers) and max(a.seconds for a in answers) < promised(45)
     assert may_fail or failed == []
     eventually(lambda: stack.leaks() == [], seconds=60, message="no leaked block")
     eventually(lambda: len(stack.processes("baton-worker")) == 2, seconds=60, message="no orphan")
@@ -268,7 +268,7 @@ def test_a_fault_under_load_costs_nothing_but_time(stack, want, fault):
 # -- requests at the edges --
 
 def post(stack, body, path="/v1/completions"):
-    c = http.client.HTTPConnection("127.0.0.1", stack.port, timeout=60)
+    c = http.client.HTTPConnection("127.0.0.1", stack.port, timeout=patience(60))
     try:
         c.request("POST", path, json.dumps({"model": MODEL, "temperature": 0, **body}), {"Content-Type": "application/json"})
         r = c.getresponse()
@@ -280,7 +280,7 @@ def post(stack, body, path="/v1/completions"):
 def test_the_context_may_be_filled_to_its_last_token_and_not_beyond(stack):
     stack.kubectl("create", "-f", "-", input=json.dumps(infd("short", "spec.model.maxContextTokens", 64)))
     try:
-        stack.kubectl("wait", "infd/short", "--for=condition=Ready", "--timeout=60s")
+        stack.kubectl("wait", "infd/short", "--for=condition=Ready", f"--timeout={patience(60):.0f}s", timeout=patience(60) + 10)
         eventually(lambda: "m-short" in stack.http("/v1/models"), message="the router lists the model")
         for n_prompt, n_max, status in ((60, 4, 200), (63, 1, 200), (1, 63, 200), (60, 5, 400), (64, 1, 400), (65, 0, 400), (1, 1 << 40, 400)):
             got, _, body = post(stack, {"model": "m-short", "prompt": [504] * n_prompt, "max_tokens": n_max})
@@ -288,7 +288,7 @@ def test_the_context_may_be_filled_to_its_last_token_and_not_beyond(stack):
             if status == 400:
                 assert body["error"]["type"] == "invalid_request_error" and body["error"]["message"]
     finally:
-        stack.kubectl("delete", "infd", "short", "--timeout=60s")
+        stack.kubectl("delete", "infd", "short", f"--timeout={patience(60):.0f}s", timeout=patience(60) + 10)
 
 
 @pytest.mark.parametrize("prompt", ["", [], [[]], ["", ""], [-1], [49152], [1 << 40], None, {}], ids=repr)
@@ -325,7 +325,7 @@ def test_a_stop_string_ends_the_text_wherever_tokens_divide(stack):
 
 @pytest.mark.parametrize("prompt", ["😀😃😄😁😆 🎉🎊 😀😃😄", "日本語のテキスト、これは"])
 def test_a_stream_never_splits_a_character(stack, prompt):
-    c = http.client.HTTPConnection("127.0.0.1", stack.port, timeout=60)
+    c = http.client.HTTPConnection("127.0.0.1", stack.port, timeout=patience(60))
     body = {"model": MODEL, "prompt": prompt, "max_tokens": 24, "temperature": 0}
     c.request("POST", "/v1/completions", json.dumps({**body, "stream": True}), {"Content-Type": "application/json"})
     events = [json.loads(line[6:].decode()) for line in c.getresponse().read().split(b"\n") if line.startswith(b"data: {")]
@@ -359,12 +359,12 @@ def test_strangers_get_nothing_from_a_worker(stack, want):
     for w in stack.workers():
         for path in ("generate", "cancel", "events"):
             for headers in ({}, {"Authorization": "Bearer " + "0" * 64}):
-                c = http.client.HTTPConnection(w["ip"], 8000, timeout=10)
+                c = http.client.HTTPConnection(w["ip"], 8000, timeout=patience(10))
                 c.request("GET" if path == "events" else "POST", f"/v1/internal/{path}", b"x" * 100, headers)
                 assert c.getresponse().status == 401
                 c.close()
         for noise in (b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 100000, bytes(8)):
-            with socket.create_connection((w["ip"], 8001), 10) as s:
+            with socket.create_connection((w["ip"], 8001), patience(10)) as s:
                 with pytest.raises(ConnectionError):
                     s.sendall(noise)
                     if s.recv(100) == b"":
@@ -375,7 +375,7 @@ def test_strangers_get_nothing_from_a_worker(stack, want):
 # -- the cluster itself --
 
 def baton(*args):
-    return subprocess.run([BUILD / "bin/baton", *map(str, args)], capture_output=True, text=True, timeout=120)
+    return subprocess.run([BUILD / "bin/baton", *map(str, args)], capture_output=True, text=True, timeout=patience(120))
 
 
 def test_a_second_up_finds_the_first_and_a_taken_port_is_named(stack):
@@ -389,8 +389,8 @@ def test_a_second_up_finds_the_first_and_a_taken_port_is_named(stack):
 def test_a_namespace_goes_with_all_that_is_in_it(stack):
     stack.kubectl("create", "ns", "short")
     stack.kubectl("create", "-n", "short", "-f", "-", input=json.dumps(infd("brief")))
-    stack.kubectl("wait", "-n", "short", "infd/brief", "--for=condition=Ready", "--timeout=60s")
-    stack.kubectl("delete", "ns", "short", "--timeout=80s")
+    stack.kubectl("wait", "-n", "short", "infd/brief", "--for=condition=Ready", f"--timeout={patience(60):.0f}s", timeout=patience(60) + 10)
+    stack.kubectl("delete", "ns", "short", f"--timeout={patience(80):.0f}s", timeout=patience(80) + 10)
     eventually(lambda: len(stack.processes("baton-worker")) == 2, seconds=20, message="its worker is gone")
 
 
@@ -398,10 +398,10 @@ def test_a_deployment_deleted_under_load_leaves_nothing(stack, want):
     load = Load(stack, PROMPTS, want, clients=2)
     try:
         time.sleep(0.5)
-        stack.kubectl("delete", "infd", "chat", "--timeout=80s")
+        stack.kubectl("delete", "infd", "chat", f"--timeout={patience(80):.0f}s", timeout=patience(80) + 10)
         eventually(lambda: stack.workers() == [] and stack.processes("baton-worker") == [], seconds=90, message="no worker")
         eventually(lambda: "404" in (stack.ask(PROMPTS[0]).error or ""), message="the model is unknown")
     finally:
         load.stop()
     assert load.wrong() == []
-    assert stack.get("wp")["items"] == [] and "chat-peer" not in str(stack.get("secrets"))
+    eventually(lambda: stack.get("wp")["items"] == [] and "chat-peer" not in str(stack.get("secrets")), message="pools and Secret are gone")

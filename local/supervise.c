@@ -49,7 +49,8 @@ struct supervisor {
     bool ending;
 };
 
-static int hold_lock(const char *data, struct err *e)
+/* Waits ms for it: somebody may only be looking whether it is held, or be about to end. */
+static int hold_lock(const char *data, unsigned ms, struct err *e)
 {
     int r = dir_make(data, 0700, e);
     if (r)
@@ -58,8 +59,8 @@ static int hold_lock(const char *data, struct err *e)
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     if (fd < 0)
         return err_set(e, errno, "can't open %s: %s", path, strerror(errno));
-    for (int i = 0; flock(fd, LOCK_EX | LOCK_NB); i++) {
-        if (i < 20) { /* somebody may only be looking whether it is held */
+    for (unsigned waited = 0; flock(fd, LOCK_EX | LOCK_NB); waited += 25) {
+        if (waited < ms) {
             poll(NULL, 0, 25);
             continue;
         }
@@ -194,7 +195,7 @@ int supervise_main(int argc, char **argv)
     if (r)
         return r > 0 ? 0 : 2;
     log_init("baton-supervise", "json", LOG_INFO);
-    if (hold_lock(s.opt.data, &e) < 0 || write_record(s.opt.data)) {
+    if (hold_lock(s.opt.data, 500, &e) < 0 || write_record(s.opt.data)) {
         log_error("the supervisor can't start", LERR(&e));
         return 1;
     }
@@ -222,7 +223,7 @@ int cleanup_main(int argc, char **argv)
     int first, r = parse(&cleanup_prog, argc, argv, &opt, &first);
     if (r)
         return r > 0 ? 0 : 2;
-    int lock = hold_lock(opt.data, &e);
+    int lock = hold_lock(opt.data, 5000, &e); /* `baton down` has just seen the supervisor end */
     if (lock < 0) {
         fprintf(stderr, "baton-local cleanup: %s; `baton down` ends it\n", e.msg);
         return 1;

@@ -19,17 +19,20 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 
 import pytest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+from patience import LIMIT, patience  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BUILD = pathlib.Path(os.environ.get("BATON_BUILD", ROOT / "build"))
 CACHE = pathlib.Path(os.environ.get("BATON_CACHE", pathlib.Path.home() / ".cache/baton"))
 SMOLLM = CACHE / "models/SmolLM2-135M-Instruct.Q4_1.gguf"
 GEMMA = CACHE / "models/gemma-3-270m.Q4_K_M.gguf"
-LIMIT = float(os.environ.get("BATON_TEST_PATIENCE", "1"))  # stretches time limits on slow machines
 
 
 def program(name):
@@ -52,9 +55,8 @@ def loopback():
 
 def wait_for(what, seconds=30, every=0.05, message="condition"):
     """Calls `what` until it gives something true; returns that."""
-    end = time.monotonic() + seconds * LIMIT
-    last = None
-    while time.monotonic() < end:
+    begin, last = time.monotonic(), None
+    while time.monotonic() < begin + patience(seconds):
         try:
             last = what()
             if last:
@@ -62,12 +64,12 @@ def wait_for(what, seconds=30, every=0.05, message="condition"):
         except (OSError, http.client.HTTPException) as e:
             last = e
         time.sleep(every)
-    raise AssertionError(f"{message}: not within {seconds * LIMIT:.0f} s (last: {last!r})")
+    raise AssertionError(f"{message}: not within {time.monotonic() - begin:.0f} s (last: {last!r})")
 
 
 def http_json(host, port, path, method="GET", body=None, headers=None, timeout=30):
     """(status, headers, body) of one request; the body decoded when it is JSON."""
-    c = http.client.HTTPConnection(host, port, timeout=timeout * LIMIT)
+    c = http.client.HTTPConnection(host, port, timeout=patience(timeout))
     try:
         if body is not None and not isinstance(body, (bytes, str)):
             body = json.dumps(body)
@@ -115,7 +117,7 @@ class Process:
     def stop(self, seconds=20):
         self.kill(signal.SIGTERM)
         try:
-            self.p.wait(seconds * LIMIT)
+            self.p.wait(patience(seconds))
         except subprocess.TimeoutExpired:
             self.kill()
             raise AssertionError(f"{self.name} did not stop within {seconds} s of SIGTERM")
@@ -235,7 +237,7 @@ class Fleet:
     def client(self, **more):
         import openai
         return openai.OpenAI(base_url=self.url + "/v1", api_key=more.pop("api_key", "none"),
-                             max_retries=more.pop("max_retries", 0), timeout=120 * LIMIT, **more)
+                             max_retries=more.pop("max_retries", 0), timeout=patience(120), **more)
 
     def metrics(self):
         return parse_metrics(self.get("/metrics")[2])

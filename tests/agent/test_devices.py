@@ -81,7 +81,9 @@ def test_an_application_fault_restarts_the_ranks_of_that_device_in_place(node):
     assert crash["reason"] == "DeviceFault" and "Xid 31: memory page fault" in crash["message"]
     hit.wait_active()
     assert other.worker_pid() == pid and len(other.told("start")) == 1
-    assert node.gpu(0)["action"] == "Restart" and node.gpu(0)["healthy"] and fault(hit)["action"] == "Restart" and fault(other) is None
+    wait_for(lambda: node.gpu(0).get("action") == "Restart" and node.gpu(0)["healthy"])
+    wait_for(lambda: (fault(hit) or {}).get("action") == "Restart")
+    assert fault(other) is None
 
 
 def test_restarts_that_do_not_help_become_a_drain_and_then_a_quarantine(node):

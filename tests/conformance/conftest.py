@@ -20,6 +20,7 @@ import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "controller"))
 import kubernetes as real_kubernetes  # noqa: E402
+from patience import patience  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 BUILD = pathlib.Path(os.environ.get("BATON_BUILD", ROOT / "build"))
@@ -36,13 +37,13 @@ class LocalCluster:
         log = open(self.dir / "log", "wb")
         self.p = subprocess.Popen([BUILD / "bin/baton-local", "serve", "--data", self.dir / "data", "--kubeconfig", self.kubeconfig,
                                    "--no-kubelet"], stdout=log, stderr=log, start_new_session=True)
-        end = time.monotonic() + 30
+        begin = time.monotonic()
         while not self.kubeconfig.exists() or self.kubectl("get", "--raw", "/readyz", check=False).returncode:
-            assert self.p.poll() is None and time.monotonic() < end, (self.dir / "log").read_text()[-2000:]
+            assert self.p.poll() is None and time.monotonic() < begin + patience(30), (self.dir / "log").read_text()[-2000:]
             time.sleep(0.1)
 
     def kubectl(self, *args, input=None, check=True):
-        r = subprocess.run([KUBECTL, "--kubeconfig", self.kubeconfig, *args], input=input, text=True, capture_output=True, timeout=60)
+        r = subprocess.run([KUBECTL, "--kubeconfig", self.kubeconfig, *args], input=input, text=True, capture_output=True, timeout=patience(60))
         assert not check or r.returncode == 0, f"kubectl {' '.join(map(str, args))}: {r.stderr}"
         return r
 
@@ -77,7 +78,7 @@ class Api:
         token = self.token if token is None else token
         if token:
             r.add_header("Authorization", "Bearer " + token)
-        return urllib.request.urlopen(r, context=self.tls, timeout=timeout)
+        return urllib.request.urlopen(r, context=self.tls, timeout=patience(timeout))
 
     def call(self, method, path, body=None, **kw):
         """(status, decoded body, headers)"""
@@ -97,7 +98,7 @@ class Api:
         assert status in expect, f"{method} {path}: {status} {data}"
         return data
 
-    def watch(self, path, seconds=10, until=None, **kw):
+    def watch(self, path, seconds=30, until=None, **kw):
         """Events until `until(events)` is true or the stream ends."""
         events = []
         sep = "&" if "?" in path else "?"
@@ -134,12 +135,12 @@ def ns(api):
 
 
 def eventually(what, seconds=20, every=0.1):
-    end = time.monotonic() + seconds
+    begin = time.monotonic()
     while True:
         value = what()
         if value:
             return value
-        assert time.monotonic() < end, f"not within {seconds} s: {value!r}"
+        assert time.monotonic() < begin + patience(seconds), f"not within {time.monotonic() - begin:.0f} s: {value!r}"
         time.sleep(every)
 
 

@@ -13,6 +13,7 @@ import time
 
 import kubernetes
 import pytest
+from patience import patience
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 BUILD = pathlib.Path(os.environ.get("BATON_BUILD", ROOT / "build"))
@@ -35,7 +36,7 @@ class LocalCluster:
 
     def kubectl(self, *args, input=None, check=True):
         r = subprocess.run([kubernetes.BIN / "kubectl", "--kubeconfig", self.kubeconfig, *args], input=input, text=True,
-                           capture_output=True, timeout=60)
+                           capture_output=True, timeout=patience(60))
         assert not check or r.returncode == 0, f"kubectl {' '.join(map(str, args))}: {r.stderr}"
         return r
 
@@ -49,12 +50,12 @@ class LocalCluster:
 
 
 def wait(condition, seconds=20, what=""):
-    end = time.monotonic() + seconds
+    begin = time.monotonic()
     while True:
         value = condition()
         if value:
             return value
-        assert time.monotonic() < end, f"not within {seconds} s: {what or condition}"
+        assert time.monotonic() < begin + patience(seconds), f"not within {time.monotonic() - begin:.0f} s: {what or condition}"
         time.sleep(0.1)
 
 
@@ -63,7 +64,7 @@ def cluster(request):
     c = kubernetes.Cluster() if request.param == "real" else LocalCluster()
     c.side = request.param
     c.kubectl("apply", "-f", ROOT / "manifests/crds")
-    c.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=20s")
+    c.kubectl("wait", "--for=condition=Established", "crd", "--all", f"--timeout={patience(20):.0f}s")
     yield c
     c.stop()
 
@@ -81,8 +82,8 @@ class Controller:
 
     def start(self):
         env = {**os.environ, "BATON_KUBECONFIG": str(self.kubeconfig), "BATON_NAMESPACE": self.ns}
-        self.proc = subprocess.Popen([BUILD / "bin/baton-controller", "--port", "0", "--lease-seconds", "3", "--renew-seconds",
-                                      "2", "--retry-seconds", "1", "--log-level", "debug", *self.args],
+        self.proc = subprocess.Popen([BUILD / "bin/baton-controller", "--port", "0", "--lease-seconds", "15", "--renew-seconds",
+                                      "10", "--retry-seconds", "1", "--log-level", "debug", *self.args],
                                      env=env, stderr=open(self.log_path, "ab"), start_new_session=True)
 
     def log(self):
@@ -90,12 +91,17 @@ class Controller:
 
     def kill(self, sig=signal.SIGKILL):
         self.proc.send_signal(sig)
-        return self.proc.wait(timeout=10)
+        return self.proc.wait(timeout=patience(10))
 
     def stop(self):
         if self.proc.poll() is None:
             self.kill()
         self.log_path.unlink(missing_ok=True)
+
+
+# A leader that dies is followed within seconds. Everywhere else the lease is long: on a busy machine a write may take its time, and a leader that
+# can't renew ends itself.
+QUICK = ("--lease-seconds", "4", "--renew-seconds", "3")
 
 
 class World:

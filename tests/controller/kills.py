@@ -15,7 +15,8 @@ import threading
 import time
 import urllib.parse
 
-from conftest import World, wait
+from conftest import QUICK, World, wait
+from patience import patience
 
 P = "serving.baton.dev/"
 CRD = "/apis/serving.baton.dev/v1alpha1"
@@ -210,7 +211,7 @@ class Story:
         config["clusters"][0]["cluster"] = {"server": self.proxy.url}
         path = pathlib.Path(tmp) / f"kubeconfig-{world.ns}"
         path.write_text(json.dumps(config))
-        self.controller = world.controller(kubeconfig=path)
+        self.controller = world.controller(*QUICK, kubeconfig=path)
 
     def begin(self):
         if self.name not in ("create", "delete"):
@@ -269,14 +270,14 @@ class Story:
 
     def settle(self, seconds=90):
         """Everything is as it should be, and nothing is written any more."""
-        end, quiet = time.monotonic() + seconds, None
+        begin, quiet = time.monotonic(), None
         while True:
             writes, lack = self.proxy.writes, self.lacks()
             if lack or quiet != writes:
                 quiet, last = writes, lack
             else:
                 return
-            assert time.monotonic() < end, f"{self.name} has not converged within {seconds} s: {last}\n{self.controller.log()[-3000:]}"
+            assert time.monotonic() < begin + patience(seconds), f"{self.name} has not converged within {time.monotonic() - begin:.0f} s: {last}\n{self.controller.log()[-3000:]}"
             time.sleep(0.6)
 
     def kill(self):

@@ -12,7 +12,11 @@ import socket
 import subprocess
 import tempfile
 import time
+import sys
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from patience import patience  # noqa: E402
 
 BIN = Path(os.environ.get("BATON_K8S_BIN", Path.home() / ".cache/baton/k8s"))
 
@@ -80,25 +84,25 @@ class Cluster:
         self._wait_ready()
 
     def _wait_file(self, path, seconds=60):
-        end = time.monotonic() + seconds
+        begin = time.monotonic()
         while not path.exists():
-            assert time.monotonic() < end, f"{path} did not appear"
+            assert time.monotonic() < begin + patience(seconds), f"{path} did not appear"
             assert all(p.poll() is None for p in self.procs), f"a process ended: see {self.dir}"
             time.sleep(0.05)
         time.sleep(0.2)
 
     def _wait_ready(self, seconds=90):
-        end = time.monotonic() + seconds
+        begin = time.monotonic()
         while True:
             r = self.kubectl("get", "--raw", "/readyz", check=False)
             if r.returncode == 0 and self.kubectl("get", "ns", "default", check=False).returncode == 0:
                 return
-            assert time.monotonic() < end, f"the API server is not ready: {r.stderr}"
+            assert time.monotonic() < begin + patience(seconds), f"the API server is not ready: {r.stderr}"
             time.sleep(0.2)
 
     def kubectl(self, *args, input=None, check=True):
         r = subprocess.run([BIN / "kubectl", "--kubeconfig", self.kubeconfig, *args], input=input, text=True,
-                           capture_output=True, timeout=60)
+                           capture_output=True, timeout=patience(60))
         assert not check or r.returncode == 0, f"kubectl {' '.join(args)}: {r.stderr}"
         return r
 

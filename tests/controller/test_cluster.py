@@ -12,7 +12,7 @@ def real():
     c = kubernetes.Cluster()
     c.side = "real"
     c.kubectl("apply", "-f", ROOT / "manifests/crds", "-f", ROOT / "manifests/cluster")
-    c.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=20s")
+    c.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
     yield c
     c.stop()
 

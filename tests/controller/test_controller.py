@@ -1,11 +1,13 @@
 """What a person does with kubectl, and what the controller makes of it."""
 import base64
+import calendar
 import json
 import random
 import signal
 import time
 
-from conftest import ROOT, FakeRouter, infd, wait
+from conftest import QUICK, ROOT, FakeRouter, infd, wait
+from patience import patience
 
 
 def counts(w, **want):
@@ -112,7 +114,7 @@ def test_status_counts_conditions_and_columns(world):
     wp = wait(lambda: (lambda o: o if o["status"].get("readyReplicas") == 2 else None)(world.get("wp", "chat-decode")))
     assert wp["status"]["selector"] == \
         "serving.baton.dev/infd=chat,serving.baton.dev/role=decode,serving.baton.dev/rank=0"
-    world.kubectl("wait", "infd/chat", "--for=condition=Ready", "--timeout=5s")
+    world.kubectl("wait", "infd/chat", "--for=condition=Ready", "--timeout=30s")
 
 
 def test_kubectl_scale_and_edits_both_work_and_do_not_fight(world):
@@ -160,7 +162,9 @@ def test_a_changed_revision_rolls_within_its_budget(world):
     wait(lambda: world.condition("chat", "Ready").get("status") == "True")
     old = {p["metadata"]["uid"] for p in world.pods()}
     world.patch("chat", {"spec": {"model": {"maxContextTokens": 1024}}})
-    for _ in range(40):
+    begin = time.monotonic()
+    while True:
+        assert time.monotonic() < begin + patience(60), "it does not end"
         pods = world.pods("decode")
         ready = [p for p in pods if any(c["type"] == "Ready" and c["status"] == "True" for c in p.get("status", {}).get("conditions", []))]
         assert len(ready) >= 3 and len(pods) <= 4
@@ -184,8 +188,10 @@ def test_a_failed_pod_is_replaced_with_a_record(world):
     assert new["annotations"]["serving.baton.dev/backoff-until"].endswith("Z")
     world.status(world.pods("decode")[0], ready=False, phase="Failed")  # at once again: it must wait now
     time.sleep(2)
-    assert [p["metadata"]["uid"] for p in world.pods("decode")] == [new["uid"]]
-    assert world.condition("chat", "Ready")["reason"] == "PodFailed"
+    left = [p["metadata"]["uid"] for p in world.pods("decode")]
+    until = calendar.timegm(time.strptime(new["annotations"]["serving.baton.dev/backoff-until"], "%Y-%m-%dT%H:%M:%SZ"))
+    assert left == [new["uid"]] or time.time() >= until
+    wait(lambda: world.condition("chat", "Ready")["reason"] == "PodFailed")
 
 
 def test_what_keeps_a_worker_from_serving_is_told(world):
@@ -257,23 +263,21 @@ def test_killed_at_any_moment_it_ends_with_the_right_number(world):
 
 
 def test_another_takes_over_when_the_leader_dies(world):
-    a = world.controller()
+    a = world.controller(*QUICK)
     world.apply(infd())
     wait(counts(world, prefill=1, decode=1))
-    b = world.controller()
+    b = world.controller("--lease-seconds", "300", "--renew-seconds", "10")  # by which others know how long to wait for it
     time.sleep(1)
     assert "leadership acquired" not in b.log()
     a.kill(signal.SIGKILL)
     world.kubectl("scale", "wp/chat-decode", "--replicas=3")
     wait(counts(world, decode=3))
     assert "leadership acquired" in b.log()
-    t = time.monotonic()
     a.start()
     time.sleep(0.5)
     assert b.kill(signal.SIGTERM) == 0  # gives the lease back: the next one need not wait for it to expire
     world.kubectl("scale", "wp/chat-decode", "--replicas=1")
     wait(counts(world, decode=1))
-    assert time.monotonic() - t < 10
 
 
 def test_events_tell_what_was_done(world):

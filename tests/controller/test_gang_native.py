@@ -31,7 +31,7 @@ def gang():
     c.side = "real"
     try:
         c.kubectl("apply", "-f", ROOT / "manifests/crds")
-        c.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=20s")
+        c.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
         w = World(c, "gang")
         yield w
         for x in w.controllers:

@@ -2,7 +2,8 @@
 import time
 
 import pytest
-from conftest import ROOT, LocalCluster, World, infd, wait
+from conftest import QUICK, ROOT, LocalCluster, World, infd, wait
+from patience import patience
 
 
 @pytest.fixture
@@ -10,7 +11,7 @@ def mortal():
     c = LocalCluster()
     c.side = "local"
     c.kubectl("apply", "-f", ROOT / "manifests/crds")
-    c.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=20s")
+    c.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
     w = World(c, "outage")
     yield w
     for x in w.controllers:
@@ -27,7 +28,7 @@ def restart(w, down_seconds):
 
 def test_the_leader_survives_a_short_outage_and_makes_no_pod_twice(mortal):
     w = mortal
-    c = w.controller("--lease-seconds", "15", "--renew-seconds", "10")
+    c = w.controller()
     w.apply(infd(prefill=2, decode=3))
     wait(lambda: len(w.pods()) == 5)
     before = {p["metadata"]["uid"] for p in w.pods()}
@@ -40,12 +41,12 @@ def test_the_leader_survives_a_short_outage_and_makes_no_pod_twice(mortal):
 
 def test_a_leader_that_can_not_renew_ends_itself(mortal):
     w = mortal
-    c = w.controller()
+    c = w.controller(*QUICK)
     w.apply(infd())
     wait(lambda: len(w.pods()) == 2)
     w.cluster.proc.kill()
     w.cluster.proc.wait()
-    assert c.proc.wait(timeout=10) == 1
+    assert c.proc.wait(timeout=patience(10)) == 1
     assert "leadership lost" in c.log()
     w.cluster.start()
     c.start()

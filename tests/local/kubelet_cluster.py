@@ -8,8 +8,12 @@ import shutil
 import signal
 import ssl
 import subprocess
+import sys
 import tempfile
 import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+from patience import patience  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 BUILD = pathlib.Path(os.environ.get("BATON_BUILD", ROOT / "build"))
@@ -18,14 +22,13 @@ KUBECTL = next((p for p in (CACHE / "bin/kubectl", CACHE / "k8s/kubectl") if p.e
 
 
 def wait_for(what, seconds=45, message="condition"):
-    end = time.monotonic() + seconds
-    last = None
-    while time.monotonic() < end:
+    begin, last = time.monotonic(), None
+    while time.monotonic() < begin + patience(seconds):
         last = what()
         if last:
             return last
         time.sleep(0.05)
-    raise AssertionError(f"{message}: not within {seconds} s (last: {last!r})")
+    raise AssertionError(f"{message}: not within {time.monotonic() - begin:.0f} s (last: {last!r})")
 
 
 def processes_with(entry):
@@ -75,7 +78,7 @@ class Cluster:
 
     def kubectl(self, *args, input=None, check=True, timeout=30):
         r = subprocess.run([KUBECTL, "--kubeconfig", self.kubeconfig, *map(str, args)], input=input, text=True,
-                           capture_output=True, timeout=timeout)
+                           capture_output=True, timeout=patience(timeout))
         assert not check or r.returncode == 0, f"kubectl {' '.join(map(str, args))}: {r.stderr}\n{self.log()}"
         return r
 
@@ -91,7 +94,7 @@ class Cluster:
             tls = ssl.create_default_context(cadata=base64.b64decode(server["certificate-authority-data"]).decode())
             self.access = (server["server"].removeprefix("https://"), tls, {"Authorization": "Bearer " + user["token"]})
         host, tls, headers = self.access
-        c = http.client.HTTPSConnection(host, context=tls, timeout=20)
+        c = http.client.HTTPSConnection(host, context=tls, timeout=patience(20))
         try:
             c.request("GET", path, headers=headers)
             r = c.getresponse()
@@ -168,7 +171,7 @@ class Cluster:
         if self.p.poll() is None:
             self.p.terminate()
             try:
-                self.p.wait(20)
+                self.p.wait(patience(20))
             except subprocess.TimeoutExpired:
                 self.p.kill()
                 self.p.wait()

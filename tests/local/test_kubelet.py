@@ -1,4 +1,5 @@
 """The process kubelet: real kubectl, real processes."""
+import calendar
 import json
 import os
 import pathlib
@@ -11,7 +12,7 @@ import time
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from kubelet_cluster import Cluster, processes_with, wait_for  # noqa: E402
+from kubelet_cluster import Cluster, patience, processes_with, wait_for  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -108,17 +109,17 @@ def test_a_missing_secret_is_said_and_then_found(cluster):
 
 def test_a_crashing_container_restarts_with_back_off(cluster):
     cluster.pod("crash", ["sh", "-c", "echo attempt; echo because >&2; exit 7"])
+    at = {}
+
+    def ever_later():  # 300 ms, doubling; where a look came late the next restarts tell
+        at.setdefault(cluster.container("crash").get("restartCount", 0), time.monotonic())
+        return any(n + 2 in at and n + 1 in at and at[n + 2] - at[n + 1] > (at[n + 1] - at[n]) * 1.2 for n in at)
+    wait_for(ever_later)
     wait_for(lambda: cluster.container("crash").get("restartCount", 0) >= 2)
     wait_for(lambda: cluster.container("crash").get("state", {}).get("waiting", {}).get("reason") == "CrashLoopBackOff")
     last = cluster.container("crash")["lastState"]["terminated"]
     assert last["exitCode"] == 7 and last["reason"] == "Error" and last["message"] == "because"
     assert "attempt" in cluster.logs("crash", "--previous")
-    at = {}
-    while len(at) < 3:  # 300 ms, doubling: restarts come ever later
-        at.setdefault(cluster.container("crash").get("restartCount"), time.monotonic())
-        time.sleep(0.02)
-    times = [at[k] for k in sorted(at)]
-    assert times[2] - times[1] > (times[1] - times[0]) * 0.9
     assert cluster.status("crash")["phase"] == "Running"
     cluster.kubectl("delete", "pod", "crash", "--grace-period=1")
 
@@ -162,7 +163,7 @@ def test_grace_ends_in_a_kill_of_everything_the_pod_started(cluster):
     wait_for(lambda: "ready" in cluster.logs("deaf"))
     begin = time.monotonic()
     cluster.kubectl("delete", "pod", "deaf", "--grace-period=1")
-    assert 0.8 < time.monotonic() - begin < 6
+    assert 0.8 < time.monotonic() - begin < patience(6)
     left = subprocess.run(["pgrep", "-f", "sleep 100[12]$"], capture_output=True, text=True).stdout.split()
     assert not [p for p in left if alive(int(p))]
 
@@ -172,8 +173,8 @@ def test_a_term_that_is_heeded_ends_the_pod_at_once(cluster):
     cluster.wait_running("polite")
     wait_for(lambda: "ready" in cluster.logs("polite"))
     begin = time.monotonic()
-    cluster.kubectl("delete", "pod", "polite", "--grace-period=20")
-    assert time.monotonic() - begin < 5
+    cluster.kubectl("delete", "pod", "polite", "--grace-period=600", timeout=500)
+    assert time.monotonic() - begin < patience(10)
 
 
 def test_probes_of_every_kind(cluster):
@@ -231,9 +232,12 @@ def test_logs_tail_since_follow_and_rotate(cluster):
     f = subprocess.Popen([str(x) for x in (cluster.kubectl.__globals__["KUBECTL"], "--kubeconfig", cluster.kubeconfig, "logs", "-f",
                                            "talk")], stdout=subprocess.PIPE, text=True)
     wait_for(lambda: "late" in cluster.logs("talk"))
-    assert cluster.logs("talk", "--since=3s") == "late\n"
+    at = re.match(r"\S+", cluster.logs("talk", "--tail=1", "--timestamps"))[0][:19]
+    late = calendar.timegm(time.strptime(at, "%Y-%m-%dT%H:%M:%S"))
+    # Between the two lie four seconds; kubectl takes some of them.
+    wait_for(lambda: cluster.logs("talk", f"--since={int(time.time() - late) + 2}s") == "late\n")
     cluster.kubectl("delete", "pod", "talk", "--grace-period=1")
-    out, _ = f.communicate(timeout=10)
+    out, _ = f.communicate(timeout=patience(10))
     assert out.splitlines() == [f"line {i}" for i in range(1, 21)] + ["late"]
 
 
@@ -311,13 +315,15 @@ def test_a_killed_kubelet_adopts_everything_and_restarts_nothing():
     c = Cluster()
     try:
         c.pod("keep", ["sh", "-c", "while :; do echo tick; sleep 0.1; done"])
-        c.pod("ends", ["sh", "-c", "sleep 1.5; exit 9"], restartPolicy="Never")
+        go = c.dir / "go"
+        c.pod("ends", ["sh", "-c", f"while ! [ -e {go} ]; do sleep 0.05; done; exit 9"], restartPolicy="Never")
         c.pod("goes", ["sleep", "1000"])
         for n in ("keep", "ends", "goes"):
             c.wait_running(n)
         before = {n: (c.main_pid(n), c.status(n)["podIP"], c.container(n)["containerID"]) for n in ("keep", "goes")}
         for _ in range(3):
             c.kill()
+            go.touch()
             c.start()
         for n, was in before.items():
             assert wait_for(lambda: (c.main_pid(n), c.status(n)["podIP"], c.container(n)["containerID"])) == was
@@ -341,7 +347,7 @@ def test_the_supervisor_restarts_baton_local_and_ends_everything():
         c.wait_api()
         assert alive(pid)
         c.p.send_signal(signal.SIGTERM)
-        assert c.p.wait(25) == 0
+        assert c.p.wait(patience(25)) == 0
         assert not alive(pid) and processes_with(mark) == []
     finally:
         c.close()

@@ -11,7 +11,8 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select
 
-from conftest import LIMIT, wait_for
+from conftest import wait_for
+from patience import patience
 
 CHROMIUM = os.environ.get("BATON_CHROMIUM", "/usr/bin/chromium")
 CHROMEDRIVER = os.environ.get("BATON_CHROMEDRIVER", "/usr/bin/chromedriver")
@@ -35,8 +36,8 @@ def start():
     except BaseException:
         shutil.rmtree(profile, ignore_errors=True)
         raise
-    driver.set_page_load_timeout(30 * LIMIT)
-    driver.set_script_timeout(30 * LIMIT)
+    driver.set_page_load_timeout(patience(30))
+    driver.set_script_timeout(patience(30))
     return driver, profile
 
 

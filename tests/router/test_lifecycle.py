@@ -8,14 +8,15 @@ import time
 
 import pytest
 
-from conftest import LIMIT, wait_for
+from conftest import wait_for
+from patience import patience, promised
 
 LONG = {"max_tokens": 900, "temperature": 0, "ignore_eos": True}
 
 
 def open_stream(f, prompt, path="/v1/completions", **more):
     """A connection on which a streamed request has been sent."""
-    c = http.client.HTTPConnection(f.host, f.port, timeout=120 * LIMIT)
+    c = http.client.HTTPConnection(f.host, f.port, timeout=patience(120))
     c.request("POST", path, json.dumps({"model": f.model, "prompt": prompt, "stream": True, **more}),
               {"content-type": "application/json"})
     return c
@@ -41,7 +42,7 @@ def freed_within_a_second(f):
     begin = time.monotonic()
     wait_for(lambda: f.busy() == (0, 0), 10, every=0.02, message="engine and KV are free")
     took = time.monotonic() - begin
-    assert took < 1.0 * LIMIT + 0.3, f"it took {took:.2f} s"
+    assert took < promised(1.3), f"it took {took:.2f} s"
     assert f.get("/debug/state")[2]["in_flight"] == 0
 
 
@@ -54,7 +55,7 @@ def test_a_client_that_leaves_during_prefill_frees_everything(pd):
 
 def test_a_client_that_leaves_during_decode_frees_everything(pd):
     c = open_stream(pd, "Once upon a time", **LONG)
-    c.sock.settimeout(60 * LIMIT)
+    c.sock.settimeout(patience(60))
     r = c.getresponse()
     assert r.status == 200
     for _ in range(3):
@@ -70,14 +71,14 @@ def test_a_client_that_leaves_while_queued_frees_everything(pd):
     wait_for(lambda: pd.get("/debug/state")[2]["in_flight"] == 8, 10, message="all are in")
     for c in queued:
         leave(c)
-    wait_for(lambda: pd.get("/debug/state")[2]["in_flight"] == 4, 1.5, message="the queued are gone")
+    wait_for(lambda: pd.get("/debug/state")[2]["in_flight"] == 4, 2, message="the queued are gone")
     for c in busy:
         leave(c)
     freed_within_a_second(pd)
 
 
 def test_a_client_that_leaves_without_streaming_frees_everything(pd):
-    c = http.client.HTTPConnection(pd.host, pd.port, timeout=60)
+    c = http.client.HTTPConnection(pd.host, pd.port, timeout=patience(60))
     c.request("POST", "/v1/completions", json.dumps({"model": pd.model, "prompt": "Hello", **LONG}),
               {"content-type": "application/json"})
     wait_for(lambda: pd.workers["decode-0"].state()["running"], 20, every=0.01, message="D runs it")
@@ -160,7 +161,7 @@ def test_kill_9_of_prefill_answers_by_the_other_one(fleet):
     busy = wait_for(lambda: [w for w in f.workers.values() if w.role == "prefill" and w.state()["orders"]], 20,
                     every=0.01, message="a P has the order")
     busy[0].kill()
-    t.join(60 * LIMIT)
+    t.join(patience(60))
     status, _, r = out["r"]
     assert status == 200 and r["usage"]["completion_tokens"] == 8, r
     again = f.complete(prompt + "!", max_tokens=8, temperature=0)[2]["choices"][0]["text"]
@@ -188,7 +189,7 @@ def test_a_request_waits_for_a_worker_that_comes_back(fleet):
     time.sleep(0.5)
     assert not out
     f.workers["unified-0"].start()
-    t.join(90 * LIMIT)
+    t.join(patience(90))
     assert out and out[0][0] == 200
 
 
@@ -216,14 +217,14 @@ def test_sigterm_lets_running_requests_finish(fleet):
     next(stream)
     f.router.kill(signal.SIGTERM)
     assert len(list(stream)) >= 50
-    f.router.p.wait(20)
+    f.router.p.wait(patience(20))
     assert f.router.p.returncode == 0
 
 
 def test_a_worker_that_sleeps_is_not_picked(fleet):
     f = fleet(unified=2, policy="never")
     f.workers["unified-0"].pause()
-    time.sleep(1.3)
+    time.sleep(promised(1.3))  # what it said last is heard late where processors are few
     for i in range(4):
         status, headers, _ = f.chat(f"number {i}", max_tokens=2)
         assert status == 200 and headers["x-baton-decode"].startswith("unified-1:")
@@ -312,7 +313,7 @@ def test_a_large_body_is_tokenised_off_the_loop(pd):
         assert pd.get("/healthz")[0] == 200
         slowest = max(slowest, time.monotonic() - begin)
     assert out[0][0] == 200 and out[0][2]["count"] > 150000
-    assert slowest < 0.5 * LIMIT, f"a health check took {slowest:.2f} s"
+    assert slowest < promised(0.5), f"a health check took {slowest:.2f} s"
     small = pd.post("/tokenize", {"model": pd.model, "prompt": text[:900]})[2]["tokens"]
     assert out[0][2]["tokens"][:150] == small[:150]
 
@@ -342,7 +343,7 @@ def test_a_request_with_two_choices_begins_again_when_decode_dies(fleet):
     t.start()
     busy = wait_for(lambda: [w for w in f.workers.values() if w.role == "decode" and w.state()["running"]], 20, every=0.01)
     busy[0].kill()
-    t.join(60 * LIMIT)
+    t.join(patience(60))
     status, headers, r = out[0]
     assert status == 200
     assert [c["text"] for c in r["choices"]] == [c["text"] for c in expected["choices"]]

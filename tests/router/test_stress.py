@@ -5,7 +5,7 @@ import random
 import threading
 import time
 
-from conftest import LIMIT
+from patience import patience
 
 
 class Client(threading.Thread):
@@ -35,7 +35,7 @@ class Client(threading.Thread):
         body["stream"] = kind > 0.4
         if kind < 0.1:
             body["temperature"] = -1
-        c = http.client.HTTPConnection(self.f.host, self.f.port, timeout=60 * LIMIT)
+        c = http.client.HTTPConnection(self.f.host, self.f.port, timeout=patience(60))
         try:
             c.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
             if kind > 0.8:
@@ -67,7 +67,7 @@ def test_mixed_clients_get_whole_answers_and_leave_nothing_behind(fleet, seed):
     for c in clients:
         c.start()
     for c in clients:
-        c.join(120 * LIMIT)
+        c.join(patience(120))
     assert not any(c.is_alive() for c in clients), "a request hangs"
     bad = [b for c in clients for b in c.bad]
     assert not bad, bad[:5]

@@ -13,7 +13,6 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 BUILD = pathlib.Path(os.environ.get("BATON_BUILD", ROOT / "build"))
-PATIENCE = float(os.environ.get("BATON_TEST_PATIENCE", "1"))
 
 
 def load(name, path):
@@ -25,19 +24,20 @@ def load(name, path):
 
 
 kubernetes = sys.modules.get("kubernetes") or load("kubernetes", ROOT / "tests/controller/kubernetes.py")
-controller_tests = load("baton_controller_tests", ROOT / "tests/controller/conftest.py")
 base = load("baton_tests", ROOT / "tests/conftest.py")
+controller_tests = load("baton_controller_tests", ROOT / "tests/controller/conftest.py")
 Process = base.Process
+patience = base.patience
 FakeRouter, infd = controller_tests.FakeRouter, controller_tests.infd
 
 
 def wait(condition, seconds=30, what="", every=0.2):
-    end = time.monotonic() + seconds * PATIENCE
+    begin = time.monotonic()
     while True:
         value = condition()
         if value:
             return value
-        assert time.monotonic() < end, f"not within {seconds * PATIENCE:.0f} s: {what or condition}"
+        assert time.monotonic() < begin + patience(seconds), f"not within {time.monotonic() - begin:.0f} s: {what or condition}"
         time.sleep(every)
 
 
@@ -112,7 +112,7 @@ class Controller(controller_tests.Controller):
                                      env=env, stderr=open(self.log_path, "ab"), start_new_session=True)
 
     def get(self, path, headers=None, method="GET", body=None):
-        c = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10 * PATIENCE)
+        c = http.client.HTTPConnection("127.0.0.1", self.port, timeout=patience(10))
         try:
             c.request(method, path, body, headers or {})
             r = c.getresponse()
@@ -127,7 +127,7 @@ class Controller(controller_tests.Controller):
         context = ssl._create_unverified_context()
         if cert:
             context.load_cert_chain(self.cluster.dir / f"{cert}.crt", self.cluster.dir / f"{cert}.key")
-        c = http.client.HTTPSConnection("127.0.0.1", self.metrics_port, timeout=10 * PATIENCE, context=context)
+        c = http.client.HTTPSConnection("127.0.0.1", self.metrics_port, timeout=patience(10), context=context)
         try:
             c.request("GET", path, headers=headers or {})
             r = c.getresponse()

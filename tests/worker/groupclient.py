@@ -6,7 +6,7 @@ import socket
 import subprocess
 import time
 
-from wireclient import PATIENCE, SECRET, WORKER, Worker
+from wireclient import SECRET, WORKER, Worker, patience
 
 
 class Group(Worker):
@@ -70,7 +70,7 @@ class Group(Worker):
     def stop(self):
         for p in self.procs:
             p.terminate()
-        end = time.monotonic() + 10 * PATIENCE
+        end = time.monotonic() + patience(10)
         while any(p.poll() is None for p in self.procs) and time.monotonic() < end:
             time.sleep(0.01)
         for p in self.procs:

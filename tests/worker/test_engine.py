@@ -130,7 +130,7 @@ def test_a_role_change_is_immediate_and_lets_requests_finish(folder):
                     return o
         tell({"type": "start", "rank": 0, "ranks": 1, "role": "decode", "incarnation": "00000000000000aa",
               "weights_bytes": plan["weights_bytes"]}, [fd])
-        ours.settimeout(60)
+        ours.settimeout(wc.patience(60))
         until(type="status", role="decode", ready=True, draining=False)
         log.seek(0)
         o = [json.loads(x) for x in log.read().splitlines() if '"serving"' in x][0]
@@ -141,7 +141,7 @@ def test_a_role_change_is_immediate_and_lets_requests_finish(folder):
         t = time.monotonic()
         tell({"type": "role", "role": "prefill"})
         until(type="status", role="prefill", ready=True)
-        assert time.monotonic() - t < .5
+        assert time.monotonic() - t < wc.promised(.5)
         assert post(w, encode(PROMPT))[0] == 503
         assert len(s.finish().tokens) == 60
         tell({"type": "role", "role": "unified"})
@@ -153,7 +153,7 @@ def test_a_role_change_is_immediate_and_lets_requests_finish(folder):
         assert post(w, encode(PROMPT))[0] == 503
         assert len(s.finish().tokens) == 20
         until(type="drained")
-        assert proc.wait(10) == 0
+        assert proc.wait(wc.patience(10)) == 0
     finally:
         proc.kill()
         proc.wait()
@@ -167,7 +167,7 @@ def test_a_worker_without_its_launcher_stops(folder):
                             pass_fds=[theirs.fileno()], env={**os.environ, "BATON_LAUNCHER_FD": str(theirs.fileno())})
     theirs.close()
     ours.close()
-    assert proc.wait(10) is not None
+    assert proc.wait(wc.patience(10)) is not None
 
 
 def test_a_drain_that_takes_too_long_ends_with_error_records(folder):
@@ -179,7 +179,7 @@ def test_a_drain_that_takes_too_long_ends_with_error_records(folder):
         w.proc.send_signal(signal.SIGTERM)
         a = s.finish()
         assert a.error["status"] == 503 and a.error["code"] == "draining" and a.error["retry"]
-        assert w.proc.wait(5) == 0 and time.monotonic() - t < 4
+        assert w.proc.wait(wc.patience(5)) == 0 and time.monotonic() - t < wc.promised(4)
     finally:
         w.stop()
 
@@ -203,7 +203,7 @@ class Beats:
     """GET /v1/internal/events, frames decoded as lib/wire/heartbeat.h says."""
 
     def __init__(self, worker):
-        self.conn = http.client.HTTPConnection(worker.host, worker.http_port, timeout=10)
+        self.conn = http.client.HTTPConnection(worker.host, worker.http_port, timeout=wc.patience(10))
         self.conn.request("GET", "/v1/internal/events", headers={"Authorization": "Bearer " + wc.SECRET})
         self.response = self.conn.getresponse()
         assert self.response.status == 200
@@ -252,6 +252,6 @@ def test_heartbeats_tell_every_router_the_cached_blocks(folder):
         t = time.monotonic()
         for _ in range(5):
             two.next()
-        assert .3 < time.monotonic() - t < 1.5
+        assert .3 < time.monotonic() - t < wc.promised(1.5)
     finally:
         w.stop()

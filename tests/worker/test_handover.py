@@ -238,7 +238,7 @@ def test_a_prefill_worker_that_dies_costs_no_answer(folder, fleet, how):
         time.sleep(.2)
         p.proc.send_signal(signal.SIGKILL if how == "kill" else signal.SIGSTOP)
         d.wait(lambda x: x["inbound"] == 0 or x["kv"]["quarantined"] > 0 or x["waiting"] == 0, 3)
-        t.join(60 * wc.PATIENCE)
+        t.join(wc.patience(60))
         assert box and box[0].error is None
         assert box[0].keys() == want.keys()
         assert box[0].usage["prefill"] == "self" and box[0].usage["fallback"] and box[0].usage["kv_bytes"] == 0
@@ -282,9 +282,9 @@ def test_a_prefill_worker_that_drains_finishes_its_orders(folder, fleet):
         t, box = ask_in_background(d, tokens=LONG[:500], max_tokens=2, flags=NO_CACHE, prefill=p.peer)
         p.wait(lambda x: x["orders"] == 1)
         p.proc.terminate()
-        t.join(60 * wc.PATIENCE)
+        t.join(wc.patience(60))
         assert box and box[0].usage["prefill"] == "remote" and len(box[0].tokens) == 2
-        assert p.proc.wait(10 * wc.PATIENCE) == 0
+        assert p.proc.wait(wc.patience(10)) == 0
         a = d.generate(LONG[:40], max_tokens=2, prefill=p.peer)
         assert a.error is None and a.usage["fallback"]
     finally:

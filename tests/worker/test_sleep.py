@@ -32,7 +32,7 @@ class Launched:
         self.proc = subprocess.Popen([wc.WORKER, "--secret-file", folder / "secret", "--threads", "1"], stderr=open(self.log, "wb"),
                                      pass_fds=[theirs.fileno()], env={**env, "BATON_LAUNCHER_FD": str(theirs.fileno())})
         theirs.close()
-        self.ours.settimeout(60)
+        self.ours.settimeout(wc.patience(60))
         self.lines = self.ours.makefile("r")
         self.tell({"type": "start", "rank": 0, "ranks": 1, "role": role, "incarnation": "00000000000000aa", "weights_bytes": self.weights},
                   [self.fd])

@@ -5,14 +5,17 @@ import os
 import socket
 import struct
 import subprocess
+import sys
 import tempfile
 import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, os.path.join(ROOT, "tests"))
+from patience import patience, promised  # noqa: E402
+
 WORKER = os.environ.get("BATON_WORKER", os.path.join(ROOT, os.environ.get("BATON_BUILD", "build"), "bin", "baton-worker"))
 MODEL = os.environ.get("BATON_TEST_MODEL",
                        os.path.expanduser("~/.cache/baton/models/SmolLM2-135M-Instruct.Q4_1.gguf"))
-PATIENCE = float(os.environ.get("BATON_TEST_PATIENCE", "1"))  # stretches time limits on slow machines
 SECRET = "0123456789abcdef" * 4
 LOGPROBS, PROMPT_LOGPROBS, IGNORE_EOS, NO_CACHE = 1, 2, 4, 8
 TOKEN, END, ERROR, PING = 1, 2, 3, 4
@@ -82,7 +85,7 @@ class Stream:
     """One generate call whose records are read as they come."""
 
     def __init__(self, worker, body, headers=None):
-        self.conn = http.client.HTTPConnection(worker.host, worker.http_port, timeout=120)
+        self.conn = http.client.HTTPConnection(worker.host, worker.http_port, timeout=patience(120))
         self.conn.request("POST", "/v1/internal/generate", body,
                           {"Authorization": "Bearer " + SECRET, **(headers or {})})
         self.sock = self.conn.sock
@@ -123,8 +126,8 @@ class Worker:
         self._wait_serving()
 
     def _wait_serving(self):
-        end = time.monotonic() + 60 * PATIENCE
-        while time.monotonic() < end:
+        begin = time.monotonic()
+        while time.monotonic() < begin + patience(60):
             self.log.seek(0)
             text = self.log.read()
             for line in text.splitlines():
@@ -144,7 +147,7 @@ class Worker:
         return (self.host, self.xfer_port, self.incarnation)
 
     def get(self, path, headers=None):
-        c = http.client.HTTPConnection(self.host, self.http_port, timeout=10)
+        c = http.client.HTTPConnection(self.host, self.http_port, timeout=patience(10))
         c.request("GET", path, headers=headers or {})
         r = c.getresponse()
         body = r.read()
@@ -156,12 +159,12 @@ class Worker:
 
     def wait(self, what, seconds=2.0):
         """The first state for which what(state) holds; fails after so many seconds."""
-        end = time.monotonic() + seconds * PATIENCE
+        begin = time.monotonic()
         while True:
             s = self.state()
             if what(s):
                 return s
-            assert time.monotonic() < end, "not within %.1f s: %s" % (seconds, s)
+            assert time.monotonic() < begin + patience(seconds), "not within %.1f s: %s" % (time.monotonic() - begin, s)
             time.sleep(0.01)
 
     def wait_idle(self, seconds=2.0):
@@ -174,7 +177,7 @@ class Worker:
         if self.proc.poll() is None:
             self.proc.terminate()
             try:
-                self.proc.wait(10)
+                self.proc.wait(patience(10))
             except subprocess.TimeoutExpired:
                 self.proc.kill()
                 self.proc.wait()
