@@ -22,8 +22,9 @@ SAN_asan := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-om
 SAN_ubsan := -fsanitize=undefined -fno-sanitize-recover=undefined
 SAN_tsan := -fsanitize=thread
 SAN_fuzz := -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
-# The warnings are enforced by the normal build; sanitizers give false ones, and -O3 with them takes minutes a file.
-SAN_LAST := $(if $(SAN),-O1 -Wno-error)
+# The warnings are enforced by the normal build; sanitizers give false ones, and -O3 with them takes minutes a file. SANITIZED: a test may take
+# fewer of many like cases.
+SAN_LAST := $(if $(SAN),-O1 -Wno-error -DSANITIZED)
 CFLAGS += -std=gnu17 -g $(OPT) -fno-common -fstack-protector-strong -D_GNU_SOURCE -I. $(WARN) $(SAN_$(SAN)) \
   -DBATON_VERSION='"$(VERSION)"' $(if $(BREAK),-DBATON_BREAK)
 LDFLAGS += $(SAN_$(SAN)) -rdynamic -pthread

@@ -8,6 +8,8 @@
 
 #define TOKENS_MAX 64u
 
+static struct family families[N_FAMILIES]; /* open while the tests run */
+
 static struct model *family_model(const struct family *f, const char *isa)
 {
     struct model *m = NULL;
@@ -60,15 +62,13 @@ static struct difference compare(const struct family *f, struct runner *r, uint3
     return d;
 }
 
-static struct difference measure(const struct family *f, const char *isa, uint32_t chunk,
+static struct difference measure(const struct family *f, struct model *m, uint32_t chunk,
                                  enum model_kv_dtype dtype)
 {
-    struct model *m = family_model(f, isa);
     struct runner r;
     family_runner(&r, m, 1, 2, dtype);
     struct difference d = compare(f, &r, chunk);
     runner_fini(&r);
-    model_free(m);
     return d;
 }
 
@@ -76,14 +76,13 @@ static void every_family_gives_the_logits_of_transformers(void **state)
 {
     (void)state;
     for (size_t i = 0; i < N_FAMILIES; i++) {
-        struct family f;
-        family_open(&f, family_names[i]);
-        double prefill = measure(&f, NULL, TOKENS_MAX, MODEL_KV_F32).most,
-               decode = measure(&f, NULL, 1, MODEL_KV_F32).most;
+        struct model *m = family_model(&families[i], NULL);
+        double prefill = measure(&families[i], m, TOKENS_MAX, MODEL_KV_F32).most,
+               decode = measure(&families[i], m, 1, MODEL_KV_F32).most;
         printf("%-18s max |delta logit| %.1e prefilled, %.1e decoded\n", family_names[i], prefill,
                decode);
         assert_true(prefill < 1e-4 && decode < 1e-4);
-        family_close(&f);
+        model_free(m);
     }
 }
 
@@ -100,18 +99,17 @@ static void kv_of_fewer_bits_moves_logits_little(void **state)
                  {MODEL_KV_I8, "int8", 0.6},
                  {MODEL_KV_F8, "fp8", 1.2}};
     for (size_t i = 0; i < N_FAMILIES; i++) {
-        struct family f;
         bool bad = false;
-        family_open(&f, family_names[i]);
+        struct model *m = family_model(&families[i], NULL);
         printf("%-18s rms of delta logit with KV in", family_names[i]);
         for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
-            double rms = measure(&f, NULL, TOKENS_MAX, kinds[k].dtype).rms;
+            double rms = measure(&families[i], m, TOKENS_MAX, kinds[k].dtype).rms;
             printf(" %s %.1e", kinds[k].name, rms);
             bad = bad || !(rms > 0 && rms < kinds[k].limit);
         }
         printf("\n");
         assert_false(bad);
-        family_close(&f);
+        model_free(m);
     }
 }
 
@@ -166,21 +164,35 @@ static void a_rows_bits_depend_on_its_own_tokens_alone(void **state)
     (void)state;
     struct rng rng = {runner_seed()};
     for (size_t i = 0; i < N_FAMILIES; i++) {
-        struct family f;
-        family_open(&f, family_names[i]);
+        const struct family *f = &families[i];
         enum model_kv_dtype dtype = (enum model_kv_dtype)(rng_below(&rng, 5));
-        float *want = calloc(2 * TOKENS_MAX * f.vocab, sizeof *want);
-        struct model *m = family_model(&f, NULL);
+        float *want = calloc(2 * TOKENS_MAX * f->vocab, sizeof *want);
+        struct model *m = family_model(f, NULL);
         struct runner r;
         family_runner(&r, m, 2, 1, dtype);
-        bits_of(&f, &r, NULL, want);
+        bits_of(f, &r, NULL, want);
         runner_fini(&r);
         model_free(m);
         for (const char *const *isa = cpu_isas(); *isa; isa++)
-            check_bits(&f, *isa, dtype, want, &rng);
+            check_bits(f, *isa, dtype, want, &rng);
         free(want);
-        family_close(&f);
     }
+}
+
+static int open_all(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < N_FAMILIES; i++)
+        family_open(&families[i], family_names[i]);
+    return 0;
+}
+
+static int close_all(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < N_FAMILIES; i++)
+        family_close(&families[i]);
+    return 0;
 }
 
 int main(void)
@@ -190,5 +202,5 @@ int main(void)
         cmocka_unit_test(kv_of_fewer_bits_moves_logits_little),
         cmocka_unit_test(a_rows_bits_depend_on_its_own_tokens_alone),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, open_all, close_all);
 }
