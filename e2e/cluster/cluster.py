@@ -21,6 +21,9 @@ import tempfile
 import time
 
 HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent.parent / "tests"))
+from patience import patience  # noqa: E402
+
 CACHE = pathlib.Path(os.environ.get("BATON_CACHE", pathlib.Path.home() / ".cache/baton"))
 BIN = CACHE / "k8s"
 MODEL = CACHE / "models/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -111,7 +114,7 @@ class Cluster:
             p = subprocess.Popen(["bash", HERE / "control.sh", self.dir, self.name], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                                  env=self._env(), start_new_session=True, preexec_fn=None if self.keep else die_with_parent)
         (self.dir / "pid").write_text(f"{p.pid} {started(p.pid)}")
-        end = time.monotonic() + seconds
+        end = time.monotonic() + patience(seconds)
         self._until(lambda: (self.dir / "ready").exists(), end, "the control plane")
         self._expose()
         for i in range(1, nodes + 1):
@@ -126,7 +129,7 @@ class Cluster:
             subprocess.Popen(self.inside("bash", HERE / "node.sh", self.dir, str(index)), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                              env=self._env(), start_new_session=True)
         models = self.dir / f"node{index}/var/lib/baton/models"
-        self._until(models.is_dir, time.monotonic() + 30, f"node{index}")
+        self._until(models.is_dir, time.monotonic() + patience(30), f"node{index}")
         if model and MODEL.exists():
             link_or_copy(MODEL, models / MODEL.name)
 
@@ -135,7 +138,7 @@ class Cluster:
         subprocess.run(self.inside("ip", "link", "set", f"v{index}", "down"), check=True)
         pid = self.node_pid(index)
         os.kill(pid, signal.SIGKILL)
-        self._until(lambda: not pathlib.Path(f"/proc/{pid}").exists(), time.monotonic() + 30, f"the end of node{index}")
+        self._until(lambda: not pathlib.Path(f"/proc/{pid}").exists(), time.monotonic() + patience(30), f"the end of node{index}")
 
     def node_pid(self, index):
         """Pid (of this machine) of a node's first process."""
@@ -164,7 +167,8 @@ class Cluster:
                         pass
                 for q in [*inner, int(pid)]:
                     gone(q)
-        for _ in range(100):
+        end = time.monotonic() + patience(10)
+        while time.monotonic() < end:
             left = self.cgroups()
             if not left:
                 break
@@ -232,7 +236,7 @@ class Cluster:
 
     def kubectl(self, *args, input=None, check=True, timeout=120):
         r = subprocess.run([BIN / "kubectl", "--kubeconfig", self.kubeconfig, *map(str, args)], input=input, text=True, capture_output=True,
-                           timeout=timeout)
+                           timeout=patience(timeout))
         assert not check or r.returncode == 0, f"kubectl {' '.join(map(str, args))}: {r.stderr.strip()}"
         return r.stdout if check else r
 
@@ -245,7 +249,7 @@ class Cluster:
 
 
 def gone(pid, seconds=20):
-    end = time.monotonic() + seconds
+    end = time.monotonic() + patience(seconds)
     while time.monotonic() < end:
         try:
             if os.waitpid(pid, os.WNOHANG)[0]:

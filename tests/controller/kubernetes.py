@@ -76,12 +76,13 @@ class Cluster:
             "clusters": [{"name": "c", "cluster": {"server": self.server, "certificate-authority-data": data}}],
             "users": [{"name": "u", "user": {"token": self.token}}],
             "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}]}))
+        # The controller manager gives up on an API server that isn't healthy ten seconds after it asked first.
+        self._wait_ready()
         if controllers:
             self._spawn("kube-controller-manager", "--kubeconfig", str(self.kubeconfig),
                         "--controllers", ",".join(controllers), "--leader-elect=false",
                         "--secure-port", str(free_port()), "--cert-dir", str(self.dir / "kcm"),
                         *self._args(self.manager_args))
-        self._wait_ready()
 
     def _wait_file(self, path, seconds=60):
         begin = time.monotonic()
@@ -97,6 +98,7 @@ class Cluster:
             r = self.kubectl("get", "--raw", "/readyz", check=False)
             if r.returncode == 0 and self.kubectl("get", "ns", "default", check=False).returncode == 0:
                 return
+            assert all(p.poll() is None for p in self.procs), f"a process ended: see {self.dir}"
             assert time.monotonic() < begin + patience(seconds), f"the API server is not ready: {r.stderr}"
             time.sleep(0.2)
 
