@@ -44,15 +44,15 @@ test: setup-test ## every test, with all set-up; ends with `N passed, N failed`
 	@$(SUBMAKE) SAN=asan asan-tests
 	@tools/run-tests --log build/test \
 	  "run:include direction:tools/check-includes" "run:sizes:tools/check-size" "run:format:tools/format --check" "run:resource reference:tools/crd-docs --check" \
-	  "unit:unit:$(filter-out $(LONG_UNIT),$(UNIT_TESTS))" \
+	  "unit:unit:$(filter-out $(LONG_UNIT),$(filter $(SLOW_UNIT),$(UNIT_TESTS)) $(filter-out $(SLOW_UNIT),$(UNIT_TESTS)))" \
 	  "unit:asan+ubsan:$(ASAN_TESTS)" \
 	  $(foreach d,$(PY_BESIDE),"beside:$(patsubst tests/%/,%,$(d)):$(d)") \
 	  $(foreach d,$(filter $(PY_ALONE),$(PY_SUITES)),"pytest:$(patsubst tests/%/,%,$(d)):$(d)") \
 	  "pytest:e2e:$(filter-out e2e/test_story.py e2e/test_layouts.py e2e/test_sources.py,$(wildcard e2e/test_*.py))" \
 	  "pytest:real cluster:e2e/smoke.py"
 
-# Tests of what parses outside bytes, and of what moves memory about, run a second time under the sanitizers.
-ASAN_DIRS := lib/base lib/json lib/io lib/llm lib/wire lib/xfer lib/kube lib/decide worker worker/model agent local
+# Tests of what parses outside bytes, and of what moves memory about, run a second time under the sanitizers; the longest begin first.
+ASAN_DIRS := worker/model lib/xfer worker lib/base lib/json lib/io lib/llm lib/wire lib/kube lib/decide agent local
 # Whole models on real weights take minutes there; the same kernels run in test_ops, test_types and test_hostile.
 NO_ASAN := $(addprefix tests/worker/model/test_,$(addsuffix .c,invariance golden score))
 ASAN_TESTS = $(foreach t,$(filter-out $(NO_ASAN),$(wildcard $(addprefix tests/,$(addsuffix /test_*.c,$(ASAN_DIRS))))),build/asan/$(t:.c=))
