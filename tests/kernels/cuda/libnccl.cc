@@ -82,9 +82,16 @@ bool meet(nccl_comm c)
     return !c->aborted;
 }
 
+/* What is still on the streams of an aborted communicator does nothing: others, which hear of it a
+ * little later, must not take it for what they wait for. */
+bool over(nccl_comm c)
+{
+    return c->aborted;
+}
+
 void reduce(nccl_comm c, float *x, size_t n)
 {
-    for (size_t at = 0; at < n; at += SLOT / 4) {
+    for (size_t at = 0; at < n && !over(c); at += SLOT / 4) {
         size_t k = std::min(SLOT / 4, n - at);
         memcpy(c->shared->slots[c->rank], x + at, k * 4);
         if (!meet(c))
@@ -102,7 +109,7 @@ void reduce(nccl_comm c, float *x, size_t n)
 
 void gather(nccl_comm c, const char *mine, char *all, size_t n)
 {
-    for (size_t at = 0; at < n; at += SLOT) {
+    for (size_t at = 0; at < n && !over(c); at += SLOT) {
         size_t k = std::min(SLOT, n - at);
         memcpy(c->shared->slots[c->rank], mine + at, k);
         if (!meet(c))
@@ -125,6 +132,8 @@ bool step(nccl_comm c, Flow *f, const std::vector<Flow> &before)
     if (b->full.load(std::memory_order_acquire) == (f->out ? 1u : 0u))
         return false;
     uint32_t k = f->out ? (uint32_t)std::min(SLOT, f->bytes - f->done) : b->bytes;
+    if (k > f->bytes - f->done)
+        abort(); /* the two sides do not mean the same message */
     if (f->out) {
         memcpy(b->data, f->data + f->done, k);
         b->bytes = k;
@@ -138,14 +147,14 @@ bool step(nccl_comm c, Flow *f, const std::vector<Flow> &before)
 
 void exchange(nccl_comm c, std::vector<Flow> flows)
 {
-    for (;;) {
+    while (!over(c)) {
         bool left = false, moved = false;
         for (Flow &f : flows)
             if (f.done < f.bytes) {
                 left = true;
                 moved = step(c, &f, flows) || moved;
             }
-        if (!left || c->aborted)
+        if (!left)
             return;
         if (!moved)
             nap();
