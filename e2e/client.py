@@ -104,7 +104,7 @@ class Client:
             if r["error"]:
                 await asyncio.sleep(0.5)
             elif r["tokens"]:
-                tokens = max(50, min(2000, int(r["max_tokens"] * self.o.seconds * 1.15 / max(took, 0.1))))
+                tokens = max(50, min(4000, int(r["max_tokens"] * self.o.seconds * 1.15 / max(took, 0.1))))
 
     async def short(self):
         n, running = 0, set()

@@ -36,7 +36,7 @@ static const struct conf_opt options[] = {
     {"--cors-origin", "BATON_CORS_ORIGIN", CONF_STR, CONF(struct options, cors_origin), "*", 0, 0,
      "origin that browsers may call from; empty: none but this router's own page", "ORIGIN"},
     {"--hold-seconds", "BATON_ROUTER_HOLD_SECONDS", CONF_F64, CONF(struct options, hold_seconds),
-     "10", 0, 3600, "how long a request waits while its model has worker pods and none is ready",
+     "60", 0, 3600, "how long a request waits while its model has worker pods and none is ready",
      "S"},
     {"--wake-seconds", "BATON_ROUTER_WAKE_SECONDS", CONF_F64, CONF(struct options, wake_seconds),
      "300", 0, 86400, "how long a request waits for the first worker of a model at zero", "S"},

@@ -119,7 +119,7 @@ VARIANTS = {
                   "controller.workerImage=registry.example/worker:1"],
     "balancer": ["router.service.type=LoadBalancer", "router.service.port=80", "router.service.annotations.a/b=c", "router.drainSeconds=60"],
     "folders": ["agent.runDir=/srv/run", "agent.segmentDir=/dev/shm/x", "agent.modelsDir=/srv/models", "router.models.hostPath=/srv/models", "agent.tierGiB=4"],
-    "logs": ["log.level=debug", "log.format=text", "router.holdSeconds=60"],
+    "logs": ["log.level=debug", "log.format=text", "router.holdSeconds=20"],
     "ingress": ["router.ingress.host=chat.example", "router.ingress.tlsSecret=chat-tls", "router.ingress.className=nginx"],
     "network": ["networkPolicy.clients[0].podSelector.matchLabels.app=web"],
     "no network policy": ["networkPolicy.enabled=false", "monitoring.scrapeAnnotations=false"],
