@@ -110,11 +110,13 @@ topologySpreadConstraints:
 {{- define "baton.probes" -}}
 readinessProbe:
   httpGet: {path: /readyz, port: http}
+  timeoutSeconds: 5
   {{- with .period }}
   periodSeconds: {{ . }}
   {{- end }}
 livenessProbe:
   httpGet: {path: /healthz, port: http}
+  timeoutSeconds: 5
   failureThreshold: 6
 {{- end }}
 
