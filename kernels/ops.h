@@ -44,7 +44,7 @@ enum mat_form {
     MAT_I8,     /* 8-bit codes, zero 128, f16 scales:       Q8_0, Q5_0 */
     MAT_I8M,    /* bytes of 0..31, f16 scales and minima:   Q5_1 */
     MAT_I8MF,   /* bytes of 0..31, f32 scales and minima:   Q5_K */
-    MAT_I8B16,  /* 8-bit codes, zero 128, f32 scales of 16: Q6_K */
+    MAT_I8B16,  /* bytes of 96..159, zero 128, f32 scales of 16: Q6_K */
     MAT_F32,    /* [column][row] floats */
     MAT_F16,
     MAT_BF16,
@@ -131,7 +131,7 @@ struct attn {
 size_t attn_scratch_floats(uint32_t rows, uint32_t group, uint32_t head_dim);
 
 struct kernel_ops {
-    const char *name; /* "scalar", "avx2", "avx512" */
+    const char *name; /* "scalar", "avx2", "avx512", "amx" */
     /* y[i] = x[i] * (1 / sqrt(mean(x^2) + eps)) * w[i]; y may be x. No alignment needed. */
     void (*rms_norm)(const float *x, const float *w, float eps, uint32_t n, float *y);
     /* One row; columns past n up to a whole block are zero. x needs no alignment. */

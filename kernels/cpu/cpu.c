@@ -1,4 +1,5 @@
 #include "kernels/cpu/cpu.h"
+#include "kernels/cpu/amx.h"
 #include "kernels/cpu/scalar.h"
 #include "kernels/cpu/simd.h"
 
@@ -22,6 +23,11 @@ static bool has_avx512(void)
            __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("fma");
 }
 
+static bool has_amx(void)
+{
+    return has_avx512() && amx_there();
+}
+
 static bool has_avx2(void)
 {
     uint32_t a, b, c = 0, d;
@@ -35,6 +41,7 @@ static const struct {
     bool (*has)(void);
 } backends[] = {
 #if defined(__x86_64__)
+    {&amx_ops, has_amx},
     {&avx512_ops, has_avx512},
     {&avx2_ops, has_avx2},
 #endif
@@ -56,7 +63,7 @@ int cpu_ops(const char *isa, const struct kernel_ops **out, struct err *e)
         if (named && !any)
             return err_set(e, EINVAL, "this machine lacks the instructions of ISA \"%s\"", isa);
     }
-    return err_set(e, EINVAL, "unknown ISA \"%s\": scalar, avx2 or avx512", isa);
+    return err_set(e, EINVAL, "unknown ISA \"%s\": scalar, avx2, avx512 or amx", isa);
 }
 
 const char *const *cpu_isas(void)

@@ -22,8 +22,8 @@ struct options {
 
 static const struct conf_opt opts[] = {
     {"--model", NULL, CONF_STR, CONF(struct options, model), NULL, 0, 0, "GGUF file", "FILE"},
-    {"--isa", "BATON_ISA", CONF_STR, CONF(struct options, isa), "", 0, 0, "scalar, avx2 or avx512",
-     "ISA"},
+    {"--isa", "BATON_ISA", CONF_STR, CONF(struct options, isa), "", 0, 0,
+     "scalar, avx2, avx512 or amx", "ISA"},
     {"--threads", NULL, CONF_U64, CONF(struct options, threads), "1", 1, 64, "compute threads",
      "N"},
     {"--prefill", NULL, CONF_U64, CONF(struct options, prefill), "512", 1, 8192, "prompt tokens",

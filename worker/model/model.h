@@ -107,7 +107,8 @@ bool model_layer_has_experts(const struct model_config *c, uint32_t layer);
 
 /* ---- weights ---- */
 
-/* `isa`: "scalar", "avx2", "avx512"; NULL or "" is the best that this machine has, or $BATON_ISA.
+/* `isa`: "scalar", "avx2", "avx512", "amx"; NULL or "" is the best that this machine has, or
+ * $BATON_ISA.
  */
 int model_image_bytes(const char *path, const char *isa, uint64_t *bytes, struct err *e) MUST_CHECK;
 /* Fills `image` (64-byte aligned, of model_image_bytes() bytes). On failure its content is not a

@@ -122,7 +122,9 @@ static uint8_t *random_matrix(struct mat *m, enum mat_form form, uint32_t rows, 
     mat_shape(form, rows, cols, &s);
     uint8_t *p = aligned_alloc(64, s.groups * s.group_bytes);
     for (size_t i = 0; i < s.groups * s.group_bytes; i++)
-        p[i] = (uint8_t)(rng_next(&rng) & (form == MAT_I8M || form == MAT_I8MF ? 31 : 255));
+        p[i] = (uint8_t)(form == MAT_I8M || form == MAT_I8MF ? rng_below(&rng, 32)
+                         : form == MAT_I8B16                 ? 96 + rng_below(&rng, 64)
+                                                             : rng_below(&rng, 256));
     for (uint32_t g = 0; g < s.groups; g++) { /* scales and floats must be numbers */
         uint8_t *rec = p + g * s.group_bytes;
         size_t from = mat_form_is_float(form) ? 0 : s.scales_at;
