@@ -164,6 +164,11 @@ bench-engine: setup ## the CPU engine beside llama.cpp and the machine's own lim
 	  --q8 $(lastword $(BENCH_MODELS)) $(BENCH_ARGS)"
 BENCH_MODELS = $(addprefix $(CACHE)/models/,SmolLM2-135M-Instruct.Q4_1.gguf gemma-3-270m.Q4_K_M.gguf)
 
+bench-users: setup ## 32 users with a shared prefix, through whole servers beside llama.cpp's and vLLM's (6 GB of set-up); writes docs/reports/users.md
+	@tools/setup python gemma peers
+	@$(SUBMAKE) build
+	@tools/report users "BATON_BUILD=$(BUILD) $(CACHE)/venv/bin/python bench/users.py $(BENCH_ARGS)"
+
 compare-greedy: setup ## greedy text beside llama.cpp in f32 and as it is, on prompts drawn anew
 	@tools/setup gemma bench
 	@$(SUBMAKE) $(BUILD)/bin/bench-engine
