@@ -66,6 +66,11 @@ class Baton:
 
     # -- objects --
 
+    def everything(self):
+        """Every object of every kind whose name has to do with us; events are history."""
+        kinds = [k for k in self.cluster.kubectl("api-resources", "--verbs=list", "-o", "name").split() if not k.startswith("events")]
+        return [n for k in kinds for n in self.cluster.kubectl("get", k, "-A", "-o", "name", "--ignore-not-found").split() if "baton" in n]
+
     def kubectl(self, *args, **kw):
         return self.cluster.kubectl("-n", NAMESPACE, *args, **kw)
 

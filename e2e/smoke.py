@@ -61,20 +61,11 @@ def test_kubectl_scales_a_pool(baton):
     assert "Paris" in baton.ask("What is the capital of France?")[0]
 
 
-def everything(baton):
-    """Every object of every kind whose name has to do with us; events are history."""
-    found = []
-    for kind in baton.cluster.kubectl("api-resources", "--verbs=list", "-o", "name").split():
-        if not kind.startswith("events"):
-            found += baton.cluster.kubectl("get", kind, "-A", "-o", "name", "--ignore-not-found").split()
-    return [n for n in found if "baton" in n]
-
-
 def test_uninstall_leaves_nothing(baton):
     """Not the running deployment, not the definitions (crds.keep is false here), nothing that programs wrote."""
     assert baton.workers(), "something runs"
     baton.uninstall()
     eventually(lambda: not baton.get("pods")["items"], 90, message="the end of all pods")  # routers linger
-    eventually(lambda: not [n for n in everything(baton) if not n.startswith("namespace")], 60, message="no object of ours")
+    eventually(lambda: not [n for n in baton.everything() if not n.startswith("namespace")], 60, message="no object of ours")
     baton.cluster.kubectl("delete", "namespace", NAMESPACE, "--wait", timeout=180)
-    assert everything(baton) == [], "left after the namespace"
+    assert baton.everything() == [], "left after the namespace"

@@ -23,7 +23,8 @@ QUICK = ("--default-not-ready-toleration-seconds=5 --default-unreachable-tolerat
 # Routers on two nodes that stay; the third holds workers only and is the one to be killed.
 FRONT = {"key": "kubernetes.io/hostname", "operator": "In", "values": ["node1", "node2"]}
 VALUES = {"agent.weightsGiB": 1, "agent.requests.memory": "256Mi", "router.resources.requests.cpu": "100m",
-          "router.resources.requests.memory": "128Mi", "externalMetrics.enabled": "true", "router.drainSeconds": 150, "router.lingerSeconds": 10}
+          "router.resources.requests.memory": "128Mi", "externalMetrics.enabled": "true", "router.drainSeconds": 150, "router.lingerSeconds": 10,
+          "crds.keep": "false"}
 WORKER = {"requests": {"cpu": "200m", "memory": "512Mi"}, "limits": {"cpu": "1", "memory": "1Gi"}}
 
 
@@ -354,3 +355,4 @@ def test_30_uninstall_leaves_nothing(story):
         eventually(lambda: not b.get("pods", "-l", "serving.baton.dev/infd")["items"], 120, message="no worker pods")
         b.uninstall()
         b.cluster.kubectl("delete", "namespace", NAMESPACE, "--wait", timeout=240)
+        assert b.everything() == [], "left after uninstall and namespace"
