@@ -1,15 +1,19 @@
-/* Leader election against a Lease held in memory, with short times. */
+/* Leader election against a Lease held in memory, with short times (longer where others compute).
+ */
 #include "lib/kube/lease.h"
 #include "lib/io/httpd.h"
 
 #include "lib/base/clock.h"
 #include "lib/base/log.h"
+#include "tests/patience.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <cmocka.h>
+
+static unsigned slow; /* every time below is that many times as long */
 
 struct world;
 struct candidate {
@@ -101,9 +105,9 @@ static void join(struct world *w, int i)
     struct kube_lease_config cfg = {.namespace = "d",
                                     .name = "l",
                                     .identity = i ? "second" : "first",
-                                    .duration_ms = 1000,
-                                    .renew_deadline_ms = 500,
-                                    .retry_ms = 50,
+                                    .duration_ms = 1000 * slow,
+                                    .renew_deadline_ms = 500 * slow,
+                                    .retry_ms = 50 * slow,
                                     .on_acquired = on_acquired,
                                     .on_lost = on_lost,
                                     .ctx = c};
@@ -133,7 +137,7 @@ static void start(struct world *w)
 
 static void turn(struct world *w, unsigned ms)
 {
-    uint64_t end = clock_mono_ns() + ms * NS_PER_MS;
+    uint64_t end = clock_mono_ns() + ms * slow * NS_PER_MS;
     while (clock_mono_ns() < end) {
         uv_run(&w->loop, UV_RUN_NOWAIT);
         uv_sleep(1);
@@ -234,7 +238,7 @@ static void expiry_is_judged_by_the_own_clock(void **state)
     (void)state;
     start(&w);
     store(&w, json_pack("{s:{s:s}, s:{s:s, s:i, s:s, s:s, s:i}}", "metadata", "name", "l", "spec",
-                        "holderIdentity", "dead", "leaseDurationSeconds", 1, "acquireTime",
+                        "holderIdentity", "dead", "leaseDurationSeconds", (int)slow, "acquireTime",
                         "2000-01-01T00:00:00.000000Z", "renewTime", "2000-01-01T00:00:00.000000Z",
                         "leaseTransitions", 4));
     join(&w, 0);
@@ -274,6 +278,7 @@ int main(void)
         cmocka_unit_test(expiry_is_judged_by_the_own_clock),
         cmocka_unit_test(times_that_could_let_two_lead_are_refused),
     };
+    slow = crowding();
     log_init("test", "text", LOG_ERROR);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -8,6 +8,7 @@
 #include <cmocka.h>
 
 #include "tests/lib/xfer/pair.h"
+#include "tests/patience.h"
 
 #include <signal.h>
 #include <sys/prctl.h>
@@ -17,8 +18,10 @@
 #define HOST     "127.0.0.1"
 #define SECRET   "an old secret"
 #define ROUNDS   8u
-#define LEASE_MS 400u
+#define LEASE_MS (400u * slow)
+#define SECOND   (NS_PER_S * slow) /* what is promised within a second, where others compute */
 
+static unsigned slow;
 static char dir[] = "/tmp/test-xfer-XXXXXX";
 static struct rng dice;
 static struct pair_side side;
@@ -103,14 +106,14 @@ static void prefill_killed(enum xfer_policy policy)
         pair_run(d, NULL, 5, (uint32_t)rng_below(&dice, 40));
         uint64_t killed_ns = clock_mono_ns();
         end_child(one);
-        assert_true(pair_run(d, NULL, 5, 3000));
-        assert_true(clock_mono_ns() - killed_ns < NS_PER_S);
+        assert_true(pair_run(d, NULL, 5, 3000 * slow));
+        assert_true(clock_mono_ns() - killed_ns < SECOND);
         assert_int_equal(d->wrong_bytes, 0);
         assert_int_equal(pair_busy(d), 0);
         forget_ended(d);
         /* the successor serves at once, the dead one fails at once */
         struct pair_slot *good = pair_order(d, next, some()), *bad = pair_order(d, name, some());
-        assert_true(pair_run(d, NULL, 7, 1000));
+        assert_true(pair_run(d, NULL, 7, 1000 * slow));
         assert_true(good->done);
         assert_false(bad->done);
         pair_stop(d);
@@ -134,6 +137,7 @@ static void decode_killed(enum xfer_policy policy)
 {
     struct err e;
     char name[128] = {0};
+    uint32_t released = 0;
     for (uint32_t round = 0; round < ROUNDS; round++) {
         int p[2];
         assert_int_equal(pipe(p), 0);
@@ -146,7 +150,7 @@ static void decode_killed(enum xfer_policy policy)
         assert_int_equal(write(p[1], name, sizeof name), sizeof name);
         /* the moment is drawn from when its first order came, however slowly the child starts */
         struct xfer_stats st = {0};
-        uint64_t t = clock_mono_ns() + 10 * NS_PER_S;
+        uint64_t t = clock_mono_ns() + 10 * SECOND;
         for (bool ordered = false; clock_mono_ns() < t;) {
             pair_run(NULL, &side, 0, 5);
             xfer_stats(side.x, &st);
@@ -161,14 +165,15 @@ static void decode_killed(enum xfer_policy policy)
             pair_run(NULL, &side, 0, 5);
             xfer_stats(side.x, &st);
         } while ((st.as_p || st.links || pair_busy(&side)) &&
-                 clock_mono_ns() - killed_ns < 3 * NS_PER_S);
-        assert_true(clock_mono_ns() - killed_ns < NS_PER_S);
+                 clock_mono_ns() - killed_ns < 3 * SECOND);
+        assert_true(clock_mono_ns() - killed_ns < SECOND);
         assert_int_equal(pair_busy(&side), 0);
-        assert_true(side.released > 0);
+        released += side.released;
         pair_stop(&side);
         close(p[0]);
         close(p[1]);
     }
+    assert_true(released > 0); /* in one round the kill may come before anything was held */
 }
 
 static void decode_killed_frees_what_prefill_holds_in_place(void **state)
@@ -199,15 +204,15 @@ static void a_frozen_writer_keeps_its_blocks_in_quarantine_until_it_is_dead(void
     uint64_t t = clock_mono_ns();
     while (!s->ended)
         pair_run(&side, NULL, 1, 5);
-    assert_true(clock_mono_ns() - t < NS_PER_S);
+    assert_true(clock_mono_ns() - t < SECOND);
     assert_int_equal(s->reason, XFER_LEASE_LOST);
-    pair_run(&side, NULL, 1, 600);
+    pair_run(&side, NULL, 1, 600 * slow);
     assert_int_equal(side.quiesced, 0);
     xfer_stats(side.x, &st);
     assert_int_equal(st.quarantined_blocks, s->n);
     assert_int_equal(pair_busy(&side), s->n);
     end_child(pid);
-    assert_true(pair_run(&side, NULL, 1, 1000));
+    assert_true(pair_run(&side, NULL, 1, 1000 * slow));
     assert_int_equal(pair_busy(&side), 0);
     pair_stop(&side);
 }
@@ -223,7 +228,7 @@ static void a_frozen_sender_frees_its_blocks_as_the_connection_is_closed(void **
     while (!s->n)
         pair_run(&side, NULL, 1, 5);
     kill(pid, SIGSTOP);
-    assert_true(pair_run(&side, NULL, 1, 1000));
+    assert_true(pair_run(&side, NULL, 1, 1000 * slow));
     assert_int_equal(s->reason, XFER_LEASE_LOST);
     assert_int_equal(pair_busy(&side), 0);
     end_child(pid);
@@ -234,6 +239,7 @@ static int begin(void **state)
 {
     (void)state;
     const char *env = getenv("KILL_SEED");
+    slow = crowding();
     dice.state = env ? strtoull(env, NULL, 10) : rng_secret_u64() % 1000000;
     print_message("KILL_SEED=%llu\n", (unsigned long long)dice.state);
     return mkdtemp(dir) ? 0 : -1;
