@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """An external client: long streams one after another in several lanes, and short requests beside them, until SIGTERM; one JSON line a
-finished request. Run outside the nodes, on their network. Standard library only.
+finished request. It hangs up on a stream that has run for --seconds: a router that ends waits only so long. Run outside the nodes, on
+their network. Standard library only.
 
   client.py --url http://HOST:PORT[,http://HOST:PORT…] --model NAME --out FILE [--streams 8] [--seconds 70] [--short 2]
 
@@ -22,7 +23,7 @@ SHORT = ["What is the capital of France?", "Name a colour.", "What is two plus t
 
 class Client:
     def __init__(self, o):
-        self.o, self.stopping, self.rate = o, False, {}
+        self.o, self.stopping = o, False
         self.addresses = [u.removeprefix("http://").rsplit(":", 1) for u in o.url.split(",")]
         self.out = open(o.out, "a", buffering=1)
 
@@ -90,21 +91,20 @@ class Client:
                     while len(text) >= 64 * (len(r["text"]) + 1):
                         r["text"].append(hashlib.sha256(text[:64 * (len(r["text"]) + 1)].encode()).hexdigest()[:12])
                 r["finish"] = choice.get("finish_reason") or r["finish"]
+            if r["kind"] == "stream" and not r["finish"] and time.time() - r["start"] > self.o.seconds:
+                r["finish"] = "left"
+                return
         if r["status"] != 200:
             r["error"] = f"HTTP {r['status']}"
 
     async def lane(self, n):
-        """Streams that should last a little longer than asked for, whatever the speed now is."""
         await asyncio.sleep(n * 1.5)
-        tokens, turn = 200, 0
+        turn = 0
         while not self.stopping:
-            r = await self.request("stream", n, PROMPTS[(n + turn) % len(PROMPTS)], tokens)
+            r = await self.request("stream", n, PROMPTS[(n + turn) % len(PROMPTS)], self.o.tokens)
             turn += 1
-            took = r["end"] - r["start"]
             if r["error"]:
                 await asyncio.sleep(0.5)
-            elif r["tokens"]:
-                tokens = max(50, min(4000, int(r["max_tokens"] * self.o.seconds * 1.15 / max(took, 0.1))))
 
     async def short(self):
         n, running = 0, set()
@@ -129,7 +129,8 @@ def main():
     p.add_argument("--model", required=True)
     p.add_argument("--out", required=True)
     p.add_argument("--streams", type=int, default=8)
-    p.add_argument("--seconds", type=float, default=70)
+    p.add_argument("--seconds", type=float, default=90, help="how long a stream is read")
+    p.add_argument("--tokens", type=int, default=7000, help="max_tokens of a stream: more than come in that time")
     p.add_argument("--short", type=float, default=2, help="short requests a second")
     p.add_argument("--silence", type=float, default=120, help="seconds without a byte that end a request as failed")
     asyncio.run(Client(p.parse_args()).run())
