@@ -3,7 +3,7 @@
 finished request. It hangs up on a stream that has run for --seconds: a router that ends waits only so long. Run outside the nodes, on
 their network. Standard library only.
 
-  client.py --url http://HOST:PORT[,http://HOST:PORT…] --model NAME --out FILE [--streams 8] [--seconds 70] [--short 2]
+  client.py --url http://HOST:PORT[,http://HOST:PORT…] --model NAME --out FILE [--streams 8] [--seconds 90] [--short 2]
 
 A connection that is refused goes to the next address; a request that was sent is never repeated. At temperature 0 the text of a prompt is
 known: `text` is a digest every 64 characters, so that two answers to one prompt can be compared as far as both go."""
