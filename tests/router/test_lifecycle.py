@@ -115,11 +115,11 @@ def stream_text(f, prompt, on_token=None, **more):
 @pytest.mark.parametrize("params", [{"temperature": 0}, {"temperature": 1.1, "seed": 11}], ids=["greedy", "seeded"])
 def test_kill_9_of_decode_in_mid_stream_continues_exactly(fleet, params):
     f = fleet(prefill=1, decode=2, policy="always")
-    kw = {"max_tokens": 80, "ignore_eos": True, **params}
+    kw = {"max_tokens": 240, "ignore_eos": True, **params}
     expected, _ = stream_text(f, "Tell me a story about a river.", **kw)
 
     def kill_at(n):
-        if n == 20:
+        if n == 8:
             busy = [w for w in f.workers.values() if w.role == "decode" and w.state()["running"]]
             assert len(busy) == 1
             busy[0].kill()
@@ -132,12 +132,12 @@ def test_kill_9_of_decode_in_mid_stream_continues_exactly(fleet, params):
 
 
 def test_a_stream_goes_on_exactly_when_its_decode_worker_and_the_only_prefill_worker_die(fleet):
-    f = fleet(prefill=1, decode=2, policy="always")
-    kw = {"max_tokens": 80, "ignore_eos": True, "temperature": 0}
+    f = fleet(prefill=1, decode=2, policy="always", router_args=["--hold-seconds", "5"])
+    kw = {"max_tokens": 240, "ignore_eos": True, "temperature": 0}
     expected, _ = stream_text(f, "Tell me a story about a mountain.", **kw)
 
     def kill_at(n):
-        if n == 20:
+        if n == 8:
             for w in [w for w in f.workers.values() if w.role == "prefill" or w.state()["running"]]:
                 w.kill()
     text, error = stream_text(f, "Tell me a story about a mountain.", kill_at, **kw)
@@ -353,12 +353,12 @@ def test_a_request_with_two_choices_begins_again_when_decode_dies(fleet):
 
 def test_echo_with_logprobs_survives_the_death_of_decode(fleet):
     f = fleet(prefill=1, decode=2, policy="always")
-    kw = dict(max_tokens=60, temperature=0, echo=True, logprobs=2, ignore_eos=True)
+    kw = dict(max_tokens=240, temperature=0, echo=True, logprobs=2, ignore_eos=True)
     expected = f.complete("Here is a list of animals:", **kw)[2]["choices"][0]
     got = []
 
     def kill_at(n):
-        if n == 25:
+        if n == 8:
             for w in f.workers.values():
                 if w.role == "decode" and w.state()["running"]:
                     w.kill()

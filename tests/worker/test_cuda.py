@@ -246,7 +246,7 @@ def test_stages_and_data_ranks_serve_and_fail_together(models, tmp_path, monkeyp
         group.procs[1].kill()
         began = time.monotonic()
         for p in group.procs:
-            p.wait(timeout=10 * wc.PATIENCE)
+            p.wait(timeout=wc.patience(10))
         print("gone after %.2f s" % (time.monotonic() - began))
     finally:
         group.stop()

@@ -14,7 +14,7 @@ import pytest
 import families
 import wireclient as wc
 from groupclient import Group
-from wireclient import LOGPROBS, PATIENCE, Worker
+from wireclient import LOGPROBS, Worker, patience
 
 DP4 = {"data": 4, "expert": 4}
 COVERED = ("--redundant-experts", "4")  # 16 experts, 4 a rank
@@ -79,7 +79,7 @@ class Asked(threading.Thread):
 
 
 def wait_for(what, seconds=30):
-    end = time.monotonic() + seconds * PATIENCE
+    end = time.monotonic() + patience(seconds)
     while not what():
         assert time.monotonic() < end
         time.sleep(0.002)
@@ -91,7 +91,7 @@ def ask_all(worker, wanted):
 
 def check(asked, wanted):
     for i, (a, want) in enumerate(zip(asked, wanted)):
-        a.join(120 * PATIENCE)
+        a.join(patience(120))
         assert not a.is_alive(), i
         got = a.answer()
         assert got.error is None, (i, got.error)
@@ -113,7 +113,7 @@ def pauses(asked, at):
 
 
 def wait_end(g, seconds):
-    end = time.monotonic() + seconds * PATIENCE
+    end = time.monotonic() + patience(seconds)
     while any(p.poll() is None for p in g.procs):
         assert time.monotonic() < end, [p.poll() for p in g.procs]
         time.sleep(0.01)
