@@ -77,6 +77,7 @@ struct step {
     int32_t index; /* of the pod in its group */
     json_t *body;
     enum rec_role role;
+    bool replaces; /* a pod of a group of several that takes another's place */
 };
 
 /* doubt.c: writes whose outcome is not known. doubt_keep takes the step over; doubt_take gives

@@ -55,6 +55,7 @@ static struct step *add_step(struct turn *t, const struct rec_action *a, enum ku
         .uid = a->uid ? xstrdup(a->uid) : NULL,
         .resource_version = a->resource_version ? xstrdup(a->resource_version) : NULL,
         .body = body,
+        .replaces = a->replaces && a->number > 1,
     };
     s->call = (struct kube_call){
         .verb = verb,
@@ -333,11 +334,15 @@ static void advance(struct turn *t);
 static void send_step(struct turn *t, struct step *s);
 
 /* Someone got there first: not failures, and the rest of the plan holds. A delete that conflicts is
- * one: what was to go may still be there, and the plan goes on as if it were not. */
+ * one: what was to go may still be there, and the plan goes on as if it were not. A replacement
+ * that a quota has no room for beside the old group: that one goes first, the next turn fills its
+ * place. */
 static bool benign(const struct step *s, const struct kube_result *r)
 {
     if (s->call.verb == KUBE_DELETE)
         return r->status == 404;
+    if (s->replaces)
+        return r->status == 403 && GUARD(quota_gives_way);
     return s->kind == REC_CREATE_GANG && r->status == 409;
 }
 

@@ -25,6 +25,8 @@ static json_t *annotations(const struct rec_action *a)
                             json_string(clock_rfc3339(a->backoff_until_ns, 0, time)));
     if (a->backoff_s)
         text_of(ann, ANN_BACKOFF_S, a->backoff_s);
+    if (a->replaces)
+        json_object_set_new(ann, ANN_REPLACES, json_string(a->replaces));
     if (a->rung)
         json_object_set_new(ann, ANN_RUNG, json_string(rec_rung_name(a->rung)));
     return ann;

@@ -211,6 +211,9 @@ static void view(const json_t *doc, struct vpod *p)
     const char *epoch = map_at(doc, "metadata.annotations", ANN_EPOCH);
     v.epoch = *epoch ? strtoll(epoch, NULL, 10) : 1;
     v.started = *map_at(doc, "metadata.annotations", ANN_PEERS) != 0;
+    snprintf(v.replaces, sizeof v.replaces, "%s",
+             map_at(doc, "metadata.annotations", ANN_REPLACES));
+    v.gated = json_array_size(json_at(doc, "spec.schedulingGates")) > 0;
     v.failed_epoch = strtoll(map_at(doc, "metadata.annotations", ANN_FAILED_EPOCH), NULL, 10);
     v.first = IS(map_at(doc, "metadata.labels", LABEL_RANK), "0");
     v.deleting = json_at(doc, "metadata.deletionTimestamp") != NULL;
@@ -240,6 +243,14 @@ static bool group_is(const struct vpod *first, bool ready)
     return there >= first->size || !(ready || started);
 }
 
+static bool group_gated(const struct vpod *first)
+{
+    for (const struct vpod *p = vpods; p; p = p->next)
+        if (IS(p->group, first->group) && IS(p->owner, first->owner) && !p->gated)
+            return false;
+    return true;
+}
+
 int64_t check_groups(const struct deploy *d, int role, bool ready)
 {
     int64_t n = 0;
@@ -263,9 +274,26 @@ static bool one_revision(const struct deploy *d, int role)
 
 /* ---- rules about pods ---- */
 
+/* Groups that wait at their gate for the place, and carry the record, of one that is about to go: a
+ * pair takes the room of one. */
+static int64_t stand_ins(const struct deploy *d, int role)
+{
+    int64_t n = 0;
+    for (const struct vpod *p = vpods; p; p = p->next) {
+        bool here = p->first && p->role == role && IS(p->owner, d->uid) && group_is(p, false);
+        if (!here || !*p->replaces || !group_gated(p))
+            continue;
+        for (const struct vpod *q = vpods; q; q = q->next)
+            n += q->first && q->role == role && IS(q->group, p->replaces) && IS(q->owner, d->uid) &&
+                 group_is(q, false);
+    }
+    return n;
+}
+
 static void rule_number(const struct deploy *d, int role, const char *what)
 {
-    int64_t live = check_groups(d, role, false), most = hist_max(&d->want[role]);
+    int64_t live = check_groups(d, role, false) - stand_ins(d, role);
+    int64_t most = hist_max(&d->want[role]);
     bool rolling = !one_revision(d, role) || hist_changes(&d->generation);
     check_count++;
     if (rolling)

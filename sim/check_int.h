@@ -32,10 +32,11 @@ struct deploy {
 
 struct vpod {
     struct vpod *next;
-    char name[64], uid[40], owner[40], group[64], revision[20];
+    char name[64], uid[40], owner[40], group[64], revision[20], replaces[64];
     int role; /* -1: none */
     bool first, started, deleting, failed, at_role, ready;
     bool whole; /* all pods of its group were there once */
+    bool gated; /* no node and no device yet */
     int64_t size, epoch, failed_epoch;
     uint64_t ready_ns; /* since when */
 };

@@ -209,10 +209,10 @@ static void replace(struct rec *r, struct rec_slot *t)
 {
     const struct rec_pod *p = t->pod;
     bool wait = rec_current(r, p, t->role) && !p->disrupted;
-    const char *what = p->disrupted ? "group" : "failed";
-    struct rec_action like = rec_new_group(
-        r, t->role,
-        rec_text(r, "replaces the %s %s %s", what, t->size > 1 ? "group" : "pod", p->name));
+    struct rec_action like =
+        rec_new_group(r, t->role,
+                      rec_text(r, "replaces the %s%s %s", p->disrupted ? "" : "failed ",
+                               t->size > 1 ? "group" : "pod", p->name));
     revise(r, &like);
     uint64_t backoff = wait ? rec_next_backoff(r, p) : 0;
     like.epoch = p->epoch + 1;

@@ -24,7 +24,8 @@
 #define ANN_FAILED_EPOCH  BATON_PREFIX "failed-epoch"
 #define ANN_BACKOFF_S     BATON_PREFIX "backoff-seconds"
 #define ANN_GANG_LIFTED   BATON_PREFIX "gang-lifted"
-#define GATE_GANG         BATON_PREFIX "gang" /* scheduling gate */
+#define GATE_GANG         BATON_PREFIX "gang"     /* scheduling gate */
+#define ANN_REPLACES      BATON_PREFIX "replaces" /* the group whose place this one takes */
 #define ANN_RUNG          BATON_PREFIX "rung"
 #define ANN_LEAD          BATON_PREFIX "lead"
 #define ANN_CACHED_NODES  BATON_PREFIX "cached-nodes"

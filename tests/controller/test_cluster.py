@@ -4,12 +4,13 @@ import os
 
 import kubernetes
 import pytest
-from conftest import ROOT, Controller, infd, wait
+from conftest import ROOT, Controller, World, infd, wait
+from test_groups import P, grouped, members, started
 
 
 @pytest.fixture(scope="module")
 def real():
-    c = kubernetes.Cluster()
+    c = kubernetes.Cluster(controllers=("garbage-collector-controller", "resourcequota-controller"))
     c.side = "real"
     c.kubectl("apply", "-f", ROOT / "manifests/crds", "-f", ROOT / "manifests/cluster")
     c.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
@@ -68,6 +69,29 @@ def test_controller_and_router_run_restricted(real):
                 v["persistentVolumeClaim"] = {"claimName": "models"}
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": template["spec"]}
         real.kubectl("-n", "strict", "create", "--dry-run=server", "-f", "-", input=json.dumps(pod))
+
+
+def test_a_group_that_lost_a_pod_is_made_anew_where_a_quota_has_no_room_beside_it(real):
+    world = World(real, "quota")
+    world.kubectl("create", "quota", "full", "--hard=pods=4")
+    wait(lambda: world.get("quota", "full").get("status", {}).get("hard", {}).get("pods") == "4")
+    world.apply(grouped())
+    c = world.controller()
+    try:
+        started(world)
+        wait(lambda: all(P + "peers" in p["metadata"]["annotations"] for p in world.pods()))
+        old = {p["metadata"]["name"] for p in members(world)}
+        world.kubectl("delete", "pod", members(world)[1]["metadata"]["name"], "--force", "--grace-period=0")
+        # No kubelet is here to end what was bound.
+        wait(lambda: len(world.pods("decode")) < 2 and not {p["metadata"]["name"] for p in world.pods("decode")} & old, 30)
+        for name in old:
+            world.kubectl("delete", "pod", name, "--force", "--grace-period=0", "--ignore-not-found")
+        new = wait(lambda: len(members(world)) == 2 and members(world), 60)
+        assert not old & {p["metadata"]["name"] for p in new}
+        assert all(p["metadata"]["annotations"][P + "replaces"] in old for p in new if P + "replaces" in p["metadata"]["annotations"])
+        assert len(world.pods()) == 4
+    finally:
+        c.stop()
 
 
 def test_manifests_are_small_enough_for_helm():

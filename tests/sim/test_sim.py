@@ -65,6 +65,14 @@ def test_nothing_is_made_again_and_again_for_a_deployment_that_is_gone():
     assert code == 0, text
 
 
+@pytest.mark.parametrize("seed", [8339, 8481, 9235, 9342, 9433])
+def test_a_replacement_waits_at_its_gate_until_the_old_group_has_gone(seed):
+    """It is made first, since it takes over the record of crashes and back-off, and names the group whose place it takes; it may
+    hold a node or a device only when that one has gone."""
+    code, text = sim("--seed", seed)
+    assert code == 0, text
+
+
 @pytest.mark.parametrize("seed", [5846, 649])
 def test_settled_means_that_no_answer_is_waited_for_any_more(seed):
     """Seed 5846: the answer to the last write is lost, so that the controller waits 15 s for it. Everything looks as it should
