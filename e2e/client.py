@@ -132,7 +132,8 @@ def main():
     p.add_argument("--seconds", type=float, default=90, help="how long a stream is read")
     p.add_argument("--tokens", type=int, default=7000, help="max_tokens of a stream: more than come in that time")
     p.add_argument("--short", type=float, default=2, help="short requests a second")
-    p.add_argument("--silence", type=float, default=120, help="seconds without a byte that end a request as failed")
+    p.add_argument("--silence", type=float, default=300,
+                   help="seconds without a byte that end a request as failed; OpenAI's own client waits 600")
     asyncio.run(Client(p.parse_args()).run())
 
 

@@ -259,7 +259,7 @@ int route(const struct route_request *req, const struct route_worker *workers, s
     double split = INFINITY;
     if (req->policy != ROUTE_NEVER && draw_pair(&c, rng))
         split = best_split(&c, rng, &p, &d);
-    if (req->policy != ROUTE_ALWAYS || (req->continued && !isfinite(split)))
+    if (req->policy != ROUTE_ALWAYS || req->continued)
         alone = cheapest(&c, false, -1, price_alone, rng);
     *out =
         (struct route_pick){.prefill = -1, .decode = -1, .split_s = split, .alone_s = alone.price};

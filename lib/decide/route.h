@@ -61,7 +61,7 @@ struct route_request {
     uint32_t prompt_tokens;
     uint32_t max_tokens; /* a choice; 0: only the prompt is scored */
     uint32_t n;
-    bool continued; /* tokens have been sent: ROUTE_ALWAYS gives way where nothing takes prefill */
+    bool continued; /* tokens have been sent: ROUTE_ALWAYS, a rule for prompts, does not hold */
     enum route_policy policy;
 };
 

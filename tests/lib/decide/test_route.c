@@ -74,7 +74,7 @@ static void without_prefill_workers_always_fails_and_auto_runs_on_decode(void **
     assert_int_equal(pick(&f, 500, ROUTE_AUTO, 1).reason, ROUTE_ALONE);
 }
 
-static void what_has_begun_goes_on_without_prefill_workers_and_parts_while_there_is_one(void **s)
+static void what_has_begun_goes_on_without_prefill_workers(void **s)
 {
     (void)s;
     struct world f = {.rng = {1}};
@@ -84,9 +84,29 @@ static void what_has_begun_goes_on_without_prefill_workers_and_parts_while_there
     add(&f, ROUTE_DECODE);
     assert_int_equal(route(&q, f.w, f.n, f.cached, NOW, &f.rng, &p), 0);
     assert_int_equal(p.reason, ROUTE_ALONE);
-    add(&f, ROUTE_PREFILL);
+}
+
+/* A node with many streams is lost: all of them come at once, each with thousands of tokens. */
+static void what_has_begun_does_not_queue_at_prefill_while_decode_workers_are_idle(void **s)
+{
+    (void)s;
+    struct world f = {.rng = {1}};
+    struct route_request q = {.prompt_tokens = 4000,
+                              .max_tokens = 3000,
+                              .n = 1,
+                              .continued = true,
+                              .policy = ROUTE_ALWAYS};
+    struct route_pick p;
+    struct route_worker *prefill = add(&f, ROUTE_PREFILL), *busy = add(&f, ROUTE_DECODE);
+    busy->running = 8; /* a prompt computed there would hold up eight answers */
     assert_int_equal(route(&q, f.w, f.n, f.cached, NOW, &f.rng, &p), 0);
     assert_int_equal(p.reason, ROUTE_SPLIT);
+    busy->running = 0;
+    prefill->sent_prefills = 3;
+    prefill->sent_prefill_tokens = 12000;
+    assert_int_equal(route(&q, f.w, f.n, f.cached, NOW, &f.rng, &p), 0);
+    assert_int_equal(p.reason, ROUTE_ALONE);
+    assert_int_equal(pick(&f, 4000, ROUTE_ALWAYS, 1).reason, ROUTE_SPLIT);
 }
 
 static void the_reason_says_what_is_missing(void **s)
@@ -291,8 +311,8 @@ int main(void)
         cmocka_unit_test(revisions_that_lack_a_role_make_no_pairs),
         cmocka_unit_test(always_takes_two_workers_and_never_takes_one),
         cmocka_unit_test(without_prefill_workers_always_fails_and_auto_runs_on_decode),
-        cmocka_unit_test(
-            what_has_begun_goes_on_without_prefill_workers_and_parts_while_there_is_one),
+        cmocka_unit_test(what_has_begun_goes_on_without_prefill_workers),
+        cmocka_unit_test(what_has_begun_does_not_queue_at_prefill_while_decode_workers_are_idle),
         cmocka_unit_test(the_reason_says_what_is_missing),
         cmocka_unit_test(dead_draining_and_unready_workers_are_not_picked),
         cmocka_unit_test(two_unified_workers_are_parted_when_a_split_is_asked_for),
