@@ -71,25 +71,27 @@ def test_controller_and_router_run_restricted(real):
         real.kubectl("-n", "strict", "create", "--dry-run=server", "-f", "-", input=json.dumps(pod))
 
 
-def test_a_group_that_lost_a_pod_is_made_anew_where_a_quota_has_no_room_beside_it(real):
+def test_a_broken_group_goes_first_where_a_quota_has_no_room_for_its_replacement(real):
     world = World(real, "quota")
-    world.kubectl("create", "quota", "full", "--hard=pods=4")
-    wait(lambda: world.get("quota", "full").get("status", {}).get("hard", {}).get("pods") == "4")
+
+    def quota(pods):
+        world.kubectl("patch", "quota", "full", "--type=merge", "-p", json.dumps({"spec": {"hard": {"pods": str(pods)}}}))
+        wait(lambda: world.get("quota", "full").get("status", {}).get("hard", {}).get("pods") == str(pods))
+    world.kubectl("create", "quota", "full", "--hard=pods=10")
+    quota(4)
     world.apply(grouped())
     c = world.controller()
     try:
         started(world)
         wait(lambda: all(P + "peers" in p["metadata"]["annotations"] for p in world.pods()))
-        old = {p["metadata"]["name"] for p in members(world)}
-        world.kubectl("delete", "pod", members(world)[1]["metadata"]["name"], "--force", "--grace-period=0")
-        # No kubelet is here to end what was bound.
-        wait(lambda: len(world.pods("decode")) < 2 and not {p["metadata"]["name"] for p in world.pods("decode")} & old, 30)
-        for name in old:
-            world.kubectl("delete", "pod", name, "--force", "--grace-period=0", "--ignore-not-found")
+        old, uids = zip(*[(p["metadata"]["name"], p["metadata"]["uid"]) for p in members(world)])
+        quota(3)  # what is there stays
+        world.kubectl("delete", "pod", old[1], "--force", "--grace-period=0")
+        wait(lambda: old[0] not in [p["metadata"]["name"] for p in world.pods("decode")], 30)
+        world.kubectl("delete", "pod", old[0], "--force", "--grace-period=0")  # no kubelet is here to end it
+        quota(4)
         new = wait(lambda: len(members(world)) == 2 and members(world), 60)
-        assert not old & {p["metadata"]["name"] for p in new}
-        assert all(p["metadata"]["annotations"][P + "replaces"] in old for p in new if P + "replaces" in p["metadata"]["annotations"])
-        assert len(world.pods()) == 4
+        assert not set(uids) & {p["metadata"]["uid"] for p in new} and len(world.pods()) == 4
     finally:
         c.stop()
 
