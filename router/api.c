@@ -22,7 +22,7 @@ void api_error(struct httpd_req *req, const struct openai_error *e)
     struct buf body;
     buf_init(&body, 16384);
     if (e->status == 503 || e->status == 429)
-        httpd_set_header(req, "retry-after", "1");
+        httpd_default_header(req, "retry-after", "1");
     if (openai_write_error(e, &body))
         httpd_replyf(req, e->status, "application/json", "{\"error\":{\"message\":\"error\"}}");
     else

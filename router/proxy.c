@@ -115,6 +115,9 @@ void job_failed(struct job *j, const char *reason, bool repeatable)
     struct exchange *x = j->x;
     uint64_t now = clock_mono_ns();
     release(j);
+    if (j->tokens.n >= j->tokens_at_failure + JOB_PROGRESS)
+        j->retries = 0; /* an answer of hours outlives many workers */
+    j->tokens_at_failure = j->tokens.n;
     log_info("attempt failed", LS("request", x->request_id), LS("reason", reason),
              LS("decode", x->decode_name), LS("detail", j->fault.msg), LI("retries", j->retries));
     if (!repeatable || !can_repeat(j) || j->retries >= JOB_RETRIES) {

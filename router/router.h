@@ -17,6 +17,7 @@
 #define EXCHANGE_MAX_BYTES (512u << 20) /* arena */
 #define REQUEST_ID_MAX     128
 #define JOB_RETRIES        3
+#define JOB_PROGRESS       256 /* tokens since its last failure that make a job a new one */
 #define JOB_AVOID          4
 #define GOODPUT_WINDOW_S   60
 #define STREAM_QUEUE_BYTES                                                                         \
@@ -90,6 +91,7 @@ struct job {
     int upstream_status;
     bool ended; /* the stream's last record came */
     unsigned retries;
+    size_t tokens_at_failure;
     unsigned stale_repeats, picks_failed;
     bool arrived, error_seen, error_repeatable, unwanted;
     bool at_zero;        /* it found no worker at all: it waits for one to be made */

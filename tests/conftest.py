@@ -77,6 +77,7 @@ def http_json(host, port, path, method="GET", body=None, headers=None, timeout=3
         r = c.getresponse()
         data = r.read()
         head = {k.lower(): v for k, v in r.getheaders()}
+        assert len(head) == len(r.getheaders()), f"a header comes twice: {r.getheaders()}"
         if "json" in head.get("content-type", ""):
             data = json.loads(data)
         return r.status, head, data

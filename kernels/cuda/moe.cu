@@ -79,7 +79,9 @@ KERNEL(moe_gate_k, struct moe_gate_args, 32)
                 best = e;
             }
         warp_best(&v, &best);
-        float weight = score[best];
+        bool found = best < a.experts; // none of what is not a number is the greatest
+        best = found ? best : k;
+        float weight = found ? score[best] : NAN;
         sum += weight;
         if (lane == k) {
             a.ids[(size_t)row * a.top_k + k] = best;

@@ -66,8 +66,9 @@ void httpd_set_user(struct httpd_req *r, void *user);
 void httpd_on_close(struct httpd_req *r, httpd_close_fn fn, void *ctx);
 
 /* Response headers, before the reply or the stream starts. Values with control characters are
- * dropped. */
+ * dropped. The second does nothing when the name (in lower case both times) is set already. */
 void httpd_set_header(struct httpd_req *r, const char *name, const char *value);
+void httpd_default_header(struct httpd_req *r, const char *name, const char *value);
 /* The whole reply, copied. Must be called once a request (or httpd_stream_start). */
 void httpd_reply(struct httpd_req *r, int status, const char *content_type, struct str body);
 void httpd_replyf(struct httpd_req *r, int status, const char *content_type, const char *fmt, ...)

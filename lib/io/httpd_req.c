@@ -226,6 +226,14 @@ void httpd_set_header(struct httpd_req *r, const char *name, const char *value)
     r->headers = x;
 }
 
+void httpd_default_header(struct httpd_req *r, const char *name, const char *value)
+{
+    for (const struct header *x = r->headers; x; x = x->next)
+        if (strcmp(x->name, name) == 0)
+            return;
+    httpd_set_header(r, name, value);
+}
+
 void httpd_req_resume(struct httpd_req *r)
 {
     if (r->suspended) {

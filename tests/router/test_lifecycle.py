@@ -96,7 +96,7 @@ def test_stop_strings_free_the_engine_at_once(pd):
 
 # ---- deaths ----
 
-def stream_text(f, prompt, on_token=None, **more):
+def stream_text(f, prompt, on_token=None, on_text=None, **more):
     c = open_stream(f, prompt, **more)
     r = c.getresponse()
     assert r.status == 200, r.read()
@@ -108,6 +108,8 @@ def stream_text(f, prompt, on_token=None, **more):
         n += 1
         if on_token:
             on_token(n)
+        if on_text:
+            on_text(len(text))
     c.close()
     return text, error
 
@@ -129,6 +131,26 @@ def test_kill_9_of_decode_in_mid_stream_continues_exactly(fleet, params):
     freed = [w for w in f.workers.values() if w.alive()]
     assert len(freed) == 2
     f.wait_idle()
+
+
+def test_a_long_stream_outlives_more_workers_than_one_token_may_cost(fleet):
+    """Three failures in a row end a request; an answer that goes on in between may meet any number."""
+    f = fleet(unified=2, policy="never")
+    kw = {"max_tokens": 1700, "ignore_eos": True, "temperature": 0}
+    expected, _ = stream_text(f, "Tell me a story about a forest.", **kw)
+    step, killed = len(expected) // 6, []  # about 280 tokens
+
+    def kill_at(length):
+        if length >= step * (len(killed) + 1) and len(killed) < 5:
+            busy = [w for w in f.workers.values() if w.state()["running"]]
+            assert len(busy) == 1
+            busy[0].kill()
+            busy[0].start()
+            wait_for(busy[0].ready, 30, message="the worker again")
+            killed.append(busy[0])
+    text, error = stream_text(f, "Tell me a story about a forest.", on_text=kill_at, **kw)
+    assert error is None and text == expected
+    assert len(killed) == 5
 
 
 def test_a_stream_goes_on_exactly_when_its_decode_worker_and_the_only_prefill_worker_die(fleet):

@@ -157,6 +157,37 @@ static void gate_once(void)
     }
 }
 
+/* A model that computes nonsense: its rows stay what they are, and are told from numbers later. */
+static void scores_that_are_no_numbers_choose_experts_that_exist(void **state)
+{
+    (void)state;
+    enum { EXPERTS = 8, USED = 2, ROWS = 3 };
+    float *logits = floats(ROWS * EXPERTS, 2), *weights = room(ROWS * USED * 4);
+    uint32_t *ids = room(ROWS * USED * 4);
+    for (uint32_t i = 0; i < EXPERTS; i++)
+        logits[EXPERTS + i] = NAN;
+    for (uint32_t sigmoid = 0; sigmoid < 2; sigmoid++) {
+        struct moe_gate_args a = {.logits = logits,
+                                  .ids = ids,
+                                  .weights = weights,
+                                  .experts = EXPERTS,
+                                  .top_k = USED,
+                                  .score = sigmoid,
+                                  .groups = 1,
+                                  .groups_used = 1,
+                                  .group_top = 1,
+                                  .normalize = 1,
+                                  .scale = 1};
+        OK(gpu_moe_gate(gpu, &a, ROWS, &err));
+        finish();
+        for (uint32_t i = 0; i < ROWS * USED; i++) {
+            assert_true(ids[i] < EXPERTS);
+            assert_int_equal(isnan(weights[i]) != 0, i / USED == 1);
+        }
+    }
+    give(logits), give(weights), give(ids);
+}
+
 static void experts_are_chosen_as_each_family_defines(void **state)
 {
     (void)state;
@@ -241,6 +272,7 @@ int main(void)
         cmocka_unit_test(products_of_odd_sizes_are_exact_within_f32),
         cmocka_unit_test(heads_have_products_of_their_own),
         cmocka_unit_test(experts_are_chosen_as_each_family_defines),
+        cmocka_unit_test(scores_that_are_no_numbers_choose_experts_that_exist),
         cmocka_unit_test(sorted_experts_equal_one_by_one),
         cmocka_unit_test(shapes_that_no_kernel_has_are_refused),
     };
