@@ -434,6 +434,8 @@ static void metrics_init(struct engine_metrics *m)
                             "Tokens guessed by prompt lookup and verified in a step");
     m->accepted = metric_new(METRIC_COUNTER, "baton_worker_draft_tokens_accepted_total",
                              "Of them those that were the model's own: steps saved");
+    m->device_tokens = metric_new(METRIC_COUNTER, "baton_worker_device_tokens_total",
+                                  "Tokens that a device chose itself: their logits stayed there");
     deal_metrics(m);
     m->ended = metric_family(METRIC_COUNTER, "baton_worker_ends_total",
                              "Choices and requests that ended, by reason", "reason", NULL, 0);

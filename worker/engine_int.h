@@ -60,7 +60,9 @@ struct step_scratch {
     struct push *pushes;
     uint32_t *hit;
     uint32_t cap, cap_hit, n_pushes;
-    uint32_t prompt_rows; /* of a step: all but decodes and their drafts */
+    uint32_t prompt_rows;     /* of a step: all but decodes and their drafts */
+    struct model_draw *draws; /* [logit_rows] */
+    bool drawn;               /* the step's tokens are there, not in the logits */
 };
 
 /* Decodes on their way through a pipeline (flight.c). */
@@ -78,7 +80,7 @@ struct engine_metrics {
     struct metric *prompt_tokens, *cached_tokens, *generated_tokens, *preemptions, *fallbacks;
     struct metric *kv_in, *kv_out, *ttft, *queue, *step, *step_rows;
     struct metric_family *ended; /* by reason */
-    struct metric *bubble, *collectives, *collective_s, *drafted, *accepted;
+    struct metric *bubble, *collectives, *collective_s, *drafted, *accepted, *device_tokens;
     uint64_t seen_collectives, seen_wait_ns;
     struct metric_family *stage_busy; /* by stage */
     struct metric *pipeline_s;
@@ -183,6 +185,12 @@ void emit_error(struct engine *g, struct request *r, int status, const char *cod
 void emit_flush(struct engine *g, struct request *r); /* hands out the records written since */
 void emit_refusal(struct engine *g, uint64_t handle, int status, const char *code,
                   const char *message, bool retry);
+
+/* draw.c: what a device is to choose in the step that is laid out, in n segments; NULL: it can't,
+ * and draws_token, for the row of a token of that step when it has (scratch.drawn); -EIO as
+ * sample_token */
+struct model_draw *draws_wanted(struct engine *g, uint32_t n);
+int draws_token(const struct engine *g, const float *row, uint32_t *id);
 
 /* step.c */
 bool step_run(struct engine *g); /* false: nothing could be run */

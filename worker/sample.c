@@ -1,6 +1,7 @@
 #include "worker/sample.h"
 
 #include "lib/base/rng.h"
+#include "worker/model/model.h"
 
 #include <errno.h>
 #include <math.h>
@@ -246,6 +247,20 @@ static uint32_t draw_any(const struct sampler *s, double total, double u)
             break;
     }
     return last;
+}
+
+bool sample_as_draw(const struct sample_in *in, struct model_draw *out)
+{
+    const struct wire_request *p = in->params;
+    if (changes_logits(in) || (p->flags & (WIRE_LOGPROBS | WIRE_PROMPT_LOGPROBS)))
+        return false;
+    *out = (struct model_draw){.token = MODEL_NO_TOKEN};
+    if (p->temperature < GREEDY_BELOW)
+        return true;
+    out->u = rng_unit_at(p->seed, in->choice, in->n_tokens);
+    out->temperature = p->temperature;
+    out->min_p = p->min_p;
+    return !p->top_k && p->top_p >= 1;
 }
 
 int sample_token(struct sampler *s, const struct sample_in *in, const float *logits, uint32_t *id)

@@ -25,5 +25,10 @@ void sampler_free(struct sampler *s);
 /* -EIO when the row has no finite maximum (nothing is written). */
 int sample_token(struct sampler *s, const struct sample_in *in, const float *logits,
                  uint32_t *id) MUST_CHECK;
+/* Whether a device can do the same with the row alone: nothing changes the logits, nobody asks for
+ * probabilities, neither top-k nor top-p cuts. Then *out says what it needs to know. Its token is
+ * sample_token's but where u falls within a rounding of a boundary. */
+struct model_draw;
+bool sample_as_draw(const struct sample_in *in, struct model_draw *out);
 /* Does this token end the choice? (a stop id, or the model's own unless WIRE_IGNORE_EOS) */
 bool sample_is_stop(const struct sample_in *in, uint32_t id);

@@ -54,6 +54,7 @@ void step_free(struct engine *g)
     free(t->segments);
     free(t->pushes);
     free(t->hit);
+    free(t->draws);
 }
 
 /* ---- what the scheduler sees ---- */
@@ -229,6 +230,8 @@ static int forward(struct engine *g, const struct schedule_step *step, struct er
                             .logits = g->logits,
                             .logits_rows = g->c.logit_rows,
                             .layer_done = t->n_pushes && !apart ? on_layer : NULL,
+                            .draws = draws_wanted(g, step->n_picks),
+                            .drawn = &t->drawn,
                             .ctx = g};
     int rc = group_forward(g->group, &b, e);
     for (uint32_t i = 0; !rc && apart && i < t->n_pushes; i++)
@@ -329,7 +332,8 @@ static bool sample_one(struct engine *g, struct seq *s, const float *logits)
 {
     struct sample_in in = {&s->req->wire, s->tokens, s->n_tokens, s->choice, g->eog, g->n_eog};
     uint32_t id = 0;
-    if (sample_token(g->sampler, &in, logits, &id)) {
+    if (g->scratch.drawn ? draws_token(g, logits, &id)
+                         : sample_token(g->sampler, &in, logits, &id)) {
         emit_error(g, s->req, 500, "not_finite", "the model's output is not a number", true);
         return false;
     }
@@ -440,6 +444,7 @@ static void run_whole(struct engine *g, const struct schedule_step *step)
     g->failures = 0;
     g->status.steps++;
     step_take(g, t->seqs, t->segments, step->n_picks);
+    t->drawn = false;
     if (t->prompt_rows)
         measure(g, step, seconds);
     else

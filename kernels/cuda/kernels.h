@@ -304,21 +304,22 @@ struct bias_args {
     const struct logit_delta *deltas;
     uint32_t n, vocab;
 };
-/* One token a row: the greatest (the lowest of equals), or at temperature > 0 a draw by Gumbel
- * noise, a function of (seed, position, token) alone. logprob is of the raw distribution. grid
- * rows, block 1024. */
+/* One token a row: the greatest (the lowest of equals), or at temperature > 0 the first in the
+ * order of the vocabulary whose cumulated probability is above u, of those of at least min_p of the
+ * best one's. UINT32_MAX: the row has no finite maximum. The logits may come in parts, as tensor
+ * ranks have them: one part after another, each [rows, cut[p + 1] - cut[p]]. logprob (of the raw
+ * distribution) may be NULL. grid rows, block 1024. */
+#define SAMPLE_PARTS_MAX 16
 struct sample_row {
-    uint64_t seed;
-    uint32_t position, choice;
-    float temperature;
-    uint32_t reserved;
+    double u; /* in [0, 1) */
+    float temperature, min_p;
 };
 struct sample_args {
     const float *logits;
     const struct sample_row *rows;
     uint32_t *token;
-    float *logprob, *max, *log_sum; /* [rows]; log_sum: of exp(logit - max) */
-    uint32_t vocab;
+    float *logprob;
+    uint32_t parts, cut[SAMPLE_PARTS_MAX + 1]; /* cut[0] is 0, cut[parts] the vocabulary */
 };
 /* The n greatest logits of each row, in order, with their tokens: for top-k, top-p and logprobs on
  * the host. grid rows, block 1024. */

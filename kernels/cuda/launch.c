@@ -132,8 +132,9 @@ int gpu_bias(struct gpu *g, const struct bias_args *a, struct err *e)
 
 int gpu_sample(struct gpu *g, const struct sample_args *a, uint32_t rows, struct err *e)
 {
-    CHECK(a->vocab >= 1, "a choice among no tokens");
-    return PUT("sample_k", rows, 1, 1, 1024, 256);
+    CHECK(a->parts >= 1 && a->parts <= SAMPLE_PARTS_MAX && !a->cut[0] && a->cut[a->parts],
+          "a choice among no tokens, or logits in %u parts", a->parts);
+    return PUT("sample_k", rows, 1, 1, 1024, (1024 + 32) * 8 + 256);
 }
 
 int gpu_top_n(struct gpu *g, const struct top_n_args *a, uint32_t rows, struct err *e)

@@ -38,53 +38,115 @@ DEVICE Best block_best(Best mine, Best *part)
     return mine;
 }
 
-DEVICE uint64_t mix(uint64_t x)
+// A row's logits, wherever its parts lie.
+struct Row {
+    const float *logits;
+    const uint32_t *cut;
+    unsigned rows, row, part, from, to; // the part that holds tokens [from, to)
+    DEVICE_MEMBER Row(const sample_args &a)
+        : logits(a.logits), cut(a.cut), rows(gridDim.x), row(blockIdx.x), part(0), from(0),
+          to(a.cut[1])
+    {
+    }
+    DEVICE_MEMBER float at(unsigned token)
+    {
+        while (token >= to) {
+            from = to;
+            to = cut[++part + 1];
+        }
+        return logits[(size_t)rows * from + (size_t)row * (to - from) + (token - from)];
+    }
+};
+
+DEVICE float relative(float v, float most, const struct sample_row &row)
 {
-    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9ull;
-    x = (x ^ x >> 27) * 0x94d049bb133111ebull;
-    return x ^ x >> 31;
+    float p = expf((v - most) * (1 / row.temperature));
+    return p >= row.min_p ? p : 0.0f;
 }
 
-// Gumbel noise of one token: a uniform number in (0, 1) from a counter, twice through -log.
-DEVICE float gumbel(const struct sample_row &row, unsigned token)
+// Thread 0 alone: who of `n` has the mass at *left, which becomes what is left of it there; the
+// last one that has any where rounding leaves a rest.
+DEVICE unsigned holder(const double *mass, unsigned n, double *left)
 {
-    uint64_t x = mix(row.seed + 0x9e3779b97f4a7c15ull * (row.position + 1));
-    x = mix(x ^ (uint64_t)row.choice << 32 ^ token);
-    float u = ((float)(x >> 41) + 0.5f) * 0x1p-23f;
-    return -logf(-logf(u));
+    unsigned last = 0;
+    for (unsigned i = 0; i < n; i++) {
+        if (mass[i] <= 0)
+            continue;
+        if (mass[i] > *left)
+            return i;
+        last = i;
+        *left -= mass[i];
+    }
+    *left = mass[last];
+    return last;
+}
+
+// Each thread adds up a stretch of the vocabulary; the first looks for the token in the right one.
+DEVICE unsigned draw(const sample_args &a, const struct sample_row &row, float most, double *mass)
+{
+    double *warps = mass + blockDim.x;
+    unsigned vocab = a.cut[a.parts], each = (vocab + blockDim.x - 1) / blockDim.x;
+    unsigned begin = threadIdx.x * each, end = begin + each < vocab ? begin + each : vocab;
+    Row mine(a);
+    double sum = 0;
+    for (unsigned i = begin; i < end; i++)
+        sum += (double)relative(mine.at(i), most, row);
+    mass[threadIdx.x] = sum;
+    __syncthreads();
+    if (threadIdx.x < blockDim.x / 32) {
+        sum = 0;
+        for (unsigned i = 0; i < 32; i++)
+            sum += mass[threadIdx.x * 32 + i];
+        warps[threadIdx.x] = sum;
+    }
+    __syncthreads();
+    if (threadIdx.x)
+        return 0;
+    double left = 0;
+    for (unsigned i = 0; i < blockDim.x / 32; i++)
+        left += warps[i];
+    left *= row.u;
+    unsigned thread = holder(warps, blockDim.x / 32, &left) * 32;
+    thread += holder(mass + thread, 32, &left);
+    unsigned token = UINT32_MAX;
+    Row found(a);
+    for (unsigned i = thread * each; i < thread * each + each && i < vocab && left >= 0; i++) {
+        float p = relative(found.at(i), most, row);
+        token = p > 0 ? i : token;
+        left -= (double)p;
+    }
+    return token;
 }
 
 KERNEL(sample_k, struct sample_args, 1024)
 {
-    SHARED(Best, part);
-    const float *logits = a.logits + (size_t)blockIdx.x * a.vocab;
+    SHARED(double, mass); // of each thread and each warp
+    Best *part = reinterpret_cast<Best *>(mass + blockDim.x + 32);
     struct sample_row row = a.rows[blockIdx.x];
-    Best top = {-INFINITY, UINT32_MAX}, drawn = {-INFINITY, UINT32_MAX};
-    for (unsigned i = threadIdx.x; i < a.vocab; i += blockDim.x) {
-        float v = logits[i];
+    unsigned vocab = a.cut[a.parts];
+    Best top = {-INFINITY, UINT32_MAX};
+    Row mine(a);
+    for (unsigned i = threadIdx.x; i < vocab; i += blockDim.x) {
+        float v = mine.at(i);
         if (v > top.value)
             top = {v, i};
-        if (row.temperature > 0) {
-            float noisy = v / row.temperature + gumbel(row, i);
-            if (noisy > drawn.value)
-                drawn = {noisy, i};
-        }
     }
     top = block_best(top, part);
-    if (row.temperature > 0)
-        drawn = block_best(drawn, part);
-    float sum = 0;
-    for (unsigned i = threadIdx.x; i < a.vocab; i += blockDim.x)
-        sum += expf(logits[i] - top.value);
-    sum = block_sum(sum, reinterpret_cast<float *>(part));
-    if (threadIdx.x == 0) {
-        unsigned token = row.temperature > 0 ? drawn.index : top.index;
-        float log_sum = logf(sum);
+    bool finite = top.value > -INFINITY && top.value < INFINITY;
+    unsigned token = finite ? top.index : UINT32_MAX;
+    if (finite && row.temperature > 0)
+        token = draw(a, row, top.value, mass);
+    if (threadIdx.x == 0)
         a.token[blockIdx.x] = token;
-        a.max[blockIdx.x] = top.value;
-        a.log_sum[blockIdx.x] = log_sum;
-        a.logprob[blockIdx.x] = logits[token] - top.value - log_sum;
-    }
+    if (!a.logprob || !finite)
+        return;
+    Row again(a), chosen(a);
+    float sum = 0;
+    for (unsigned i = threadIdx.x; i < vocab; i += blockDim.x)
+        sum += expf(again.at(i) - top.value);
+    sum = block_sum(sum, reinterpret_cast<float *>(part));
+    if (threadIdx.x == 0)
+        a.logprob[blockIdx.x] = chosen.at(token) - top.value - logf(sum);
 }
 
 // Each thread keeps the best of its own slice that was not taken yet; a round takes the best of

@@ -166,6 +166,19 @@ def test_served_answers_are_those_of_a_batch_of_one_and_the_cpus(fleet):
     fleet["U"].wait_idle(10)
 
 
+@pytest.mark.parametrize("more", [{"temperature": 0}, {"temperature": .9, "seed": 5}, {"temperature": 1.2, "min_p": .05, "seed": 6}], ids=str)
+def test_tokens_that_the_device_chooses_are_the_hosts(fleet, more):
+    """Log-probabilities need the logits: then the host chooses."""
+    def tokens():
+        lines = fleet["U"].get("/metrics")[1].decode().splitlines()
+        return next(float(x.split()[1]) for x in lines if x.startswith("baton_worker_device_tokens_total "))
+    before = tokens()
+    for kw in requests(2):
+        device, host = (fleet["U"].generate(**{**kw, **more, "max_tokens": 5, "flags": kw["flags"] & ~hide}) for hide in (LOGPROBS, 0))
+        assert device.error is None and [[r[0] for r in k] for k in device.keys()] == [[r[0] for r in k] for k in host.keys()]
+    assert tokens() >= before + 5, "the device chose nothing"
+
+
 @pytest.mark.parametrize("decode", ["D", "T"])
 def test_kv_moves_between_gpus_layer_by_layer(fleet, decode):
     kws = requests(2 if decode == "D" else 1)

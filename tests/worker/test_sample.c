@@ -1,6 +1,7 @@
 /* Sampling: the order of operations, and that draws follow the distribution and nothing but (seed,
  * choice, position). */
 #include "lib/base/rng.h"
+#include "worker/model/model.h"
 #include "worker/sample.h"
 
 #include <errno.h>
@@ -155,6 +156,45 @@ static void a_row_without_a_number_is_an_error(void **state)
     assert_int_equal(id, 99);
 }
 
+static bool as_draw(const struct wire_request *r, struct model_draw *out)
+{
+    struct sample_in in = {r, tokens, 3, 2, eog, 1};
+    return sample_as_draw(&in, out);
+}
+
+/* A device has the logits and the number, nothing else. */
+static void a_device_may_choose_what_its_logits_alone_decide(void **state)
+{
+    (void)state;
+    struct wire_request r = plain();
+    struct wire_bias b[] = {{7, 100}};
+    struct model_draw d;
+    assert_true(as_draw(&r, &d) && d.temperature == 0);
+    r.top_k = 3; /* the greatest is the greatest */
+    assert_true(as_draw(&r, &d) && d.temperature == 0);
+    r.top_k = 0;
+    r.temperature = .8f;
+    r.min_p = .1f;
+    assert_true(as_draw(&r, &d) && d.temperature == .8f && d.min_p == .1f);
+    assert_true(d.u == rng_unit_at(5, 2, 3));
+    struct wire_request other[8];
+    for (size_t i = 0; i < 8; i++)
+        other[i] = r;
+    other[0].top_k = 3;
+    other[1].top_p = .9f;
+    other[2].repetition_penalty = 1.1f;
+    other[3].presence_penalty = .5f;
+    other[4].frequency_penalty = .5f;
+    other[5].n_bias = 1;
+    other[5].bias = b;
+    other[6].min_tokens = 2;
+    other[7].flags = WIRE_LOGPROBS;
+    for (size_t i = 0; i < 8; i++)
+        assert_false(as_draw(&other[i], &d));
+    r.min_tokens = 1; /* one has come */
+    assert_true(as_draw(&r, &d));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -163,6 +203,7 @@ int main(void)
         cmocka_unit_test(repetition_counts_the_prompt_and_the_others_do_not),
         cmocka_unit_test(filters_keep_what_they_should),
         cmocka_unit_test(draws_follow_the_distribution),
+        cmocka_unit_test(a_device_may_choose_what_its_logits_alone_decide),
         cmocka_unit_test(a_row_without_a_number_is_an_error),
     };
     s = sampler_new(V);

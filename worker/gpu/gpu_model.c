@@ -67,12 +67,6 @@ static uint32_t larger(uint32_t a, uint32_t b)
     return a > b ? a : b;
 }
 
-/* Has the logits of this rank's batch. */
-static bool leads(const struct gpu_model *gm)
-{
-    return gm->part.first && !gm->shard.tensor_rank;
-}
-
 static int alloc_work(struct gpu_model *gm, struct err *e)
 {
     const struct model_config *c = &gm->c;
@@ -82,7 +76,7 @@ static int alloc_work(struct gpu_model *gm, struct err *e)
     uint64_t all = q + 2ull * gm->kv_heads * c->head_dim, ff = larger(gm->d_ff, gm->d_shared);
     uint64_t piece = gpu_expand_piece(gm);
     uint64_t parts = s * heads * 32, q_dim = c->mla.nope + c->rope_dims;
-    bool mla = c->mla.rank != 0, lead = gm->tensor && leads(gm);
+    bool mla = c->mla.rank != 0, lead = gm->tensor && gpu_leads(gm);
     uint64_t finals = gm->pipeline && (gm->part.first || gpu_is_last(gm)) ? outputs : 0;
     if (mla)
         all = heads * q_dim;
@@ -120,6 +114,8 @@ static int alloc_work(struct gpu_model *gm, struct err *e)
         {&w->ex_state, piece && piece < gm->context_tokens ? n * heads * (c->mla.v + 2ull) * 4 : 0},
         {&w->logits, outputs * gm->vocab * 4},
         {&w->gathered, lead ? outputs * c->vocab * 4 : 0},
+        {&w->draws, gpu_leads(gm) ? outputs * sizeof(struct sample_row) : 0},
+        {&w->drawn, gpu_leads(gm) ? outputs * 4 : 0},
         {&w->finals, finals * c->d_model * 4},
         {&w->runs, finals * sizeof(struct run)},
         {&w->scores, n * c->moe.experts * 4},
@@ -161,6 +157,8 @@ static void alloc_host(struct gpu_model *gm)
     gm->tiles = xcalloc(n + s, sizeof *gm->tiles);
     gm->expands = xcalloc(s, sizeof *gm->expands);
     gm->logits = xcalloc((size_t)(gm->tensor ? larger(gm->o.max_outputs, s) : s) * gm->c.vocab, 4);
+    gm->draws = xcalloc(gm->o.max_outputs, sizeof *gm->draws);
+    gm->drawn = xcalloc(gm->o.max_outputs, sizeof *gm->drawn);
     gm->written = xcalloc(gm->c.n_layers, sizeof(struct gpu_event *));
     gm->runs = xcalloc(gm->o.max_outputs, sizeof *gm->runs);
     gm->segments = xcalloc(s, sizeof *gm->segments);
@@ -307,6 +305,8 @@ void gpu_model_free(struct gpu_model *gm)
     free(gm->tiles);
     free(gm->expands);
     free(gm->logits);
+    free(gm->draws);
+    free(gm->drawn);
     free(gm);
 }
 
@@ -513,44 +513,6 @@ int gpu_await(struct gpu_model *gm, struct err *e)
     return rc;
 }
 
-/* The first `outputs` rows of `rows` computed ones: of the ranks' parts, one after another, each
- * row's are put together. */
-static void join_parts(const struct gpu_model *gm, uint32_t rows, uint32_t outputs, float *out)
-{
-    const float *from = gm->logits;
-    for (uint32_t r = 0; r < gm->shard.tensor; r++) {
-        struct model_shard s = gm->shard;
-        struct model_part p;
-        s.tensor_rank = r;
-        model_part_of(&gm->c, &s, &p);
-        size_t n = p.vocab1 - p.vocab0;
-        for (uint32_t i = 0; i < outputs; i++)
-            memcpy(out + (size_t)i * gm->c.vocab + p.vocab0, from + i * n, n * sizeof *out);
-        from += rows * n;
-    }
-}
-
-/* Waits, and has logits of a step that computed `rows` of them. */
-static int take_logits(struct gpu_model *gm, uint32_t rows, uint32_t outputs, float *out,
-                       struct err *e)
-{
-    bool direct = !gm->tensor && rows == outputs;
-    gpu_ptr from = gm->tensor ? gm->w.gathered : gm->w.logits;
-    uint64_t bytes = (uint64_t)(gm->tensor ? rows : outputs) * gm->c.vocab * 4;
-    int rc = 0;
-    if (outputs && leads(gm))
-        rc = gm->g->ops->to_host(gm->g, GPU_COMPUTE, direct ? out : gm->logits, from, bytes, e);
-    if (rc == 0)
-        rc = gpu_await(gm, e);
-    if (rc < 0 || !outputs || !leads(gm) || direct)
-        return rc;
-    if (gm->tensor)
-        join_parts(gm, rows, outputs, out);
-    else
-        memcpy(out, gm->logits, bytes);
-    return 0;
-}
-
 static int put_part(struct gpu_model *gm, struct gpu_plan *p, struct err *e)
 {
     p->record = true;
@@ -592,7 +554,7 @@ static int run_eager(struct gpu_model *gm, const struct model_batch *b, struct e
     if (rc == 0)
         rc = announce(gm, b, e);
     if (rc == 0)
-        rc = take_logits(gm, outputs, outputs, b->logits, e);
+        rc = gpu_take(gm, b, outputs, outputs, e);
     if (rc == 0)
         announce_rest(gm, b, gm->part.layer1);
     return rc;
@@ -667,7 +629,7 @@ static int run_graph(struct gpu_model *gm, const struct model_batch *b, struct g
         gm->stats.graph_runs++;
     }
     if (rc == 0)
-        rc = take_logits(gm, p->outputs, outputs, b->logits, e);
+        rc = gpu_take(gm, b, p->outputs, outputs, e);
     if (rc == 0)
         announce_rest(gm, b, 0);
     return rc;

@@ -78,6 +78,7 @@ struct gpu_model_stats {
     uint64_t weight_bytes, kv_bytes, work_bytes; /* on the device */
     uint64_t graph_runs, graphs;
     uint64_t steps, micro_batches;
+    uint64_t draws; /* tokens that the device chose */
     /* As in model_work_stats; slots and load of the throughput way only, where they are known. */
     uint64_t dispatches, dispatches_latency, expert_slots, expert_max, expert_ranks;
 };

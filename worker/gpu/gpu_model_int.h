@@ -29,6 +29,7 @@ struct gpu_work {
     gpu_ptr ex_latent, ex_rope, ex_k, ex_v, ex_state;          /* expand.c */
     gpu_ptr part, part_ml, logits;
     gpu_ptr gathered;     /* the ranks' parts of the logits, at rank 0 */
+    gpu_ptr draws, drawn; /* what is asked of rows of logits, and their tokens */
     gpu_ptr finals, runs; /* of a pipeline: rows that give logits, and how they come together */
     gpu_ptr scores, ids, weights, counts, place, row_of, expert_of; /* experts */
     gpu_ptr places_wide, places_act, places_out;
@@ -74,6 +75,8 @@ struct gpu_model {
     struct gpu_expand *expands;
     struct run *runs;
     struct model_segment *segments; /* of a micro-batch */
+    struct sample_row *draws;       /* [max_outputs], and their tokens */
+    uint32_t *drawn;
     float *logits; /* of a graph, which are padded; of the ranks, one after another */
     struct gpu_model_stats stats;
 };
@@ -90,6 +93,10 @@ static inline uint32_t gpu_layers(const struct gpu_model *gm) /* here */
 static inline bool gpu_is_last(const struct gpu_model *gm)
 {
     return gpu_link_rank(gm->pipeline) + 1 == gpu_link_ranks(gm->pipeline);
+}
+static inline bool gpu_leads(const struct gpu_model *gm) /* has the logits of this rank's batch */
+{
+    return gm->part.first && !gm->shard.tensor_rank;
 }
 /* gpu_model.c: until the device is done; to the watchdog that is a collective. */
 int gpu_await(struct gpu_model *gm, struct err *e) MUST_CHECK;
@@ -109,6 +116,11 @@ int gpu_dense(struct gpu_model *gm, const struct gpu_layer *l, uint32_t rows,
               struct err *e) MUST_CHECK;
 /* The tensor ranks' parts of y, n floats, are added up. */
 int gpu_sum(struct gpu_model *gm, gpu_ptr y, uint64_t n, struct err *e) MUST_CHECK;
+
+/* gpu_draw.c: waits, and has the tokens (true), or the logits, of a step that computed `rows` of
+ * which `outputs` are wanted. At ranks that have no logits it only waits. */
+int gpu_take(struct gpu_model *gm, const struct model_batch *b, uint32_t rows, uint32_t outputs,
+             struct err *e) MUST_CHECK;
 
 /* gpu_moe.c: a layer with experts, from w.x to w.out. */
 int gpu_experts(struct gpu_model *gm, const struct gpu_layer *l, uint32_t rows,

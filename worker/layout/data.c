@@ -223,6 +223,7 @@ int data_forward(struct data *d, const struct model_batch *b, struct err *e)
     mine.n_segments = n;
     mine.logits = d->logits;
     mine.logits_rows = model_batch_outputs(b);
+    mine.draws = NULL; /* the others' rows come as logits */
     mine.layer_done = b->layer_done && !d->c->device && d->c->layout.expert == d->ranks * d->tensor
                           ? on_layer
                           : NULL;

@@ -172,11 +172,23 @@ struct model_segment {
                              the last, 0: all */
 };
 
+/* One token of a row of logits: at temperature 0 the greatest, else the first in the order of the
+ * vocabulary whose cumulated probability is above u (worker/sample.h). */
+struct model_draw {
+    double u; /* in [0, 1) */
+    float temperature, min_p;
+    uint32_t token; /* out; MODEL_NO_TOKEN: the row has no finite maximum */
+};
+
 struct model_batch {
     const struct model_segment *segments;
     uint32_t n_segments;
     float *logits;        /* [n_out, vocab], in the order of segments and rows */
     uint32_t logits_rows; /* rows that `logits` has room for */
+    /* [n_out], or NULL. A device may choose the tokens itself, which spares the copy of the logits:
+     * then it says so in *drawn, and `logits` stays as it is. */
+    struct model_draw *draws;
+    bool *drawn;
     /* Called on the engine's thread when every row's KV of `layer` has been written, before the
      * layer's attention: a push of (block, layer) pieces may begin. Layers come in order. May be
      * NULL. Must not block. */

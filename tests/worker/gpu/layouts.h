@@ -2,6 +2,7 @@
  * the stand-ins for driver and NCCL. Sequences are prefilled in chunks and decoded together; every
  * step's tokens are those that the one GPU chose, which computes first. */
 #pragma once
+#include "tests/kernels/cuda/drawn.h"
 #include "tests/kernels/cuda/emu_device.h"
 #include "tests/worker/layout/layouts.h"
 #include "tests/worker/model/family.h"
@@ -15,6 +16,7 @@ struct gpu_layouts {
     uint32_t vocab, *tokens; /* [n_seqs, layouts_blocks x block_tokens] */
     float *want;             /* [1 + steps, n_seqs, vocab] of the one GPU */
     bool no_nccl;
+    bool draws;             /* the last step once more, for tokens */
     uint32_t dies, at_step; /* 1 + the rank that is killed when it begins that step; 0: none */
 };
 
@@ -59,6 +61,33 @@ typedef int (*gpu_forward)(void *by, const struct model_batch *b, struct err *e)
 /* What a step of logits gave: row 0 is the prompts', then one a token. */
 typedef void (*gpu_logits)(struct gpu_layouts *t, uint32_t row, float *logits, void *arg);
 
+/* The same step once more, for tokens instead of logits: with data ranks there are none. */
+static inline int gpu_draws(struct gpu_layouts *t, const struct model_batch *b, gpu_forward forward,
+                            void *by, struct err *e)
+{
+    bool done = false, data = t->l.layout.data > 1;
+    float *again = calloc((size_t)b->n_segments * t->vocab, sizeof *again);
+    struct model_draw draws[LAYOUT_SEQS];
+    struct model_batch c = *b;
+    for (uint32_t i = 0; i < b->n_segments; i++)
+        draws[i] = (struct model_draw){.u = .3 * i, .temperature = i % 2 ? .8f : 0};
+    c.draws = draws;
+    c.drawn = &done;
+    c.logits = again;
+    int rc = forward(by, &c, e);
+    if (!rc && done == data)
+        rc = err_set(e, EIO, "the device chose %s", done ? "among data ranks" : "nothing");
+    for (uint32_t i = 0; i < b->n_segments && !rc && done; i++) {
+        uint32_t want =
+            drawn(b->logits + (size_t)i * t->vocab, t->vocab, draws[i].u, draws[i].temperature, 0);
+        if (draws[i].token != want)
+            rc = err_set(e, EIO, "sequence %u: the device chose %u, not %u", i, draws[i].token,
+                         want);
+    }
+    free(again);
+    return rc;
+}
+
 static inline int gpu_run(struct gpu_layouts *t, const struct side *s, gpu_forward forward,
                           void *by, gpu_logits take, void *arg, struct err *e)
 {
@@ -72,9 +101,12 @@ static inline int gpu_run(struct gpu_layouts *t, const struct side *s, gpu_forwa
         struct model_segment x[LAYOUT_SEQS];
         for (uint32_t i = 0; i < l->n_seqs; i++)
             x[i] = layouts_segment(l, s, i, t->tokens, at, n, ends);
-        struct model_batch b = {x, l->n_seqs, logits, l->n_seqs, NULL, NULL};
+        struct model_batch b = {
+            .segments = x, .n_segments = l->n_seqs, .logits = logits, .logits_rows = l->n_seqs};
         rc = forward(by, &b, e);
         at += n;
+        if (!rc && t->draws && at == l->prompt + l->steps)
+            rc = gpu_draws(t, &b, forward, by, e);
         if (ends && !rc && at < stride)
             take(t, row++, logits, arg);
     }

@@ -1,6 +1,7 @@
 /* The forward pass on a GPU, executed on the CPU by the emulation: every family's logits are those
  * of transformers within what bf16 allows, however the prompt is cut, decoded in batches, through
  * graphs, after sleep, and with KV that came from elsewhere. */
+#include "tests/kernels/cuda/drawn.h"
 #include "tests/kernels/cuda/emu_device.h"
 #include "tests/worker/model/family.h"
 #include "worker/gpu/gpu_model.h"
@@ -171,6 +172,48 @@ static void decode_in_batches_equals_decode_alone_through_graphs(void **state)
     for (uint32_t i = 0; i < SEQUENCES; i++)
         assert_true(distance(&b, both + (size_t)i * vocab, PROMPT + i, 1) < 0.03);
     free(alone), free(both), free(prompt);
+    close_bench(&b);
+}
+
+/* Where every row allows it tokens come instead of logits: from a chunk of a prompt, a row as it
+ * is, a captured graph with padding, and one that runs. */
+static void tokens_chosen_by_the_device_are_those_of_its_logits(void **state)
+{
+    (void)state;
+    struct bench b;
+    open_bench(&b, "llama3");
+    enum { PROMPT = 20, STEPS = 4, SEQUENCES = 3 };
+    uint32_t vocab = b.f.vocab, tables[SEQUENCES][2] = {{7, 2}, {0, 5}, {3, 1}};
+    float *logits = calloc((size_t)SEQUENCES * vocab, sizeof *logits);
+    struct model_segment s[SEQUENCES];
+    uint64_t drawn_before = gpu_model_stats(b.gm).draws;
+    for (uint32_t step = 0; step <= STEPS; step++) {
+        bool done = false;
+        struct model_draw draws[SEQUENCES];
+        for (uint32_t i = 0; i < SEQUENCES; i++) {
+            uint32_t n = step ? 1 : PROMPT, from = step ? PROMPT + step - 1 : 0;
+            s[i] = (struct model_segment){.tokens = b.f.ids + from,
+                                          .n_tokens = n,
+                                          .start = from,
+                                          .blocks = tables[i],
+                                          .n_blocks = 2,
+                                          .logits_from = n - 1};
+            draws[i] = (struct model_draw){.u = .31 * step, .temperature = (float)i * .6f};
+        }
+        struct model_batch batch = {
+            .segments = s, .n_segments = SEQUENCES, .logits = logits, .logits_rows = SEQUENCES};
+        OK(gpu_model_forward(b.gm, &batch, &err));
+        batch.logits = NULL;
+        batch.draws = draws;
+        batch.drawn = &done;
+        OK(gpu_model_forward(b.gm, &batch, &err));
+        assert_true(done);
+        for (uint32_t i = 0; i < SEQUENCES; i++)
+            assert_int_equal(draws[i].token, drawn(logits + (size_t)i * vocab, vocab, draws[i].u,
+                                                   draws[i].temperature, 0));
+    }
+    assert_int_equal(gpu_model_stats(b.gm).draws - drawn_before, (STEPS + 1) * SEQUENCES);
+    free(logits);
     close_bench(&b);
 }
 
@@ -400,6 +443,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_family_gives_the_logits_of_transformers),
         cmocka_unit_test(decode_in_batches_equals_decode_alone_through_graphs),
+        cmocka_unit_test(tokens_chosen_by_the_device_are_those_of_its_logits),
         cmocka_unit_test(kv_pushed_by_layers_is_the_prompt_elsewhere),
         cmocka_unit_test(kv_of_every_type_serves_both_backends),
         cmocka_unit_test(long_chunks_over_latents_give_what_short_ones_give),

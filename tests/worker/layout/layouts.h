@@ -153,8 +153,14 @@ static inline int layouts_lead(const struct layouts *l, struct group *g, struct 
             a[i] = layouts_segment(l, &whole, i, tokens, at, n, logits);
             b[i] = layouts_segment(l, parts, i, tokens, at, n, logits);
         }
-        struct model_batch x = {a, l->n_seqs, whole.logits, l->n_seqs, NULL, NULL};
-        struct model_batch y = {b, l->n_seqs, parts->logits, l->n_seqs, NULL, NULL};
+        struct model_batch x = {.segments = a,
+                                .n_segments = l->n_seqs,
+                                .logits = whole.logits,
+                                .logits_rows = l->n_seqs};
+        struct model_batch y = {.segments = b,
+                                .n_segments = l->n_seqs,
+                                .logits = parts->logits,
+                                .logits_rows = l->n_seqs};
         rc = model_forward(whole.m, w, whole.pool, &x, e);
         rc = rc ? rc : group_forward(g, &y, e);
         at += n;
