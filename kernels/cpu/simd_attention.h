@@ -252,13 +252,30 @@ static void window(const struct unit *u, const uint32_t *blocks, uint32_t base, 
         window_queries(u, i, 1, base);
 }
 
+/* K and V of the window after this one: another block lies anywhere, and nothing else asks memory
+ * for it in time. */
+static void fetch_window(const struct unit *u, const uint32_t *blocks, uint32_t base)
+{
+    const struct attn *a = u->a;
+    const uint8_t *block = a->pool + blocks[base / a->block_tokens] * a->block_bytes;
+    size_t row = (size_t)a->head_dim * kv_elt_bytes(a->kv), at = base % a->block_tokens * row;
+    for (size_t i = at; i < at + ATTN_WINDOW * row; i += 64) {
+        __builtin_prefetch(block + a->k_at + i);
+        if (a->v_at != a->k_at)
+            __builtin_prefetch(block + a->v_at + i);
+    }
+}
+
 /* Windows from the first that query i sees, or from `begin`, to `end`. */
 static void windows(const struct unit *u, const uint32_t *blocks, uint32_t begin, uint32_t end,
                     uint32_t i, uint32_t n)
 {
     uint32_t seen = u->queries[i].lo / ATTN_WINDOW * ATTN_WINDOW;
-    for (uint32_t base = seen > begin ? seen : begin; base < end; base += ATTN_WINDOW)
+    for (uint32_t base = seen > begin ? seen : begin; base < end; base += ATTN_WINDOW) {
+        if (base + ATTN_WINDOW < end)
+            fetch_window(u, blocks, base + ATTN_WINDOW);
         window(u, blocks, base, end, i, n);
+    }
 }
 
 void ISA(attention)(const struct attn *a)
