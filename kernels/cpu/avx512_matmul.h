@@ -32,6 +32,6 @@ INLINE __m512 scales_at(const uint8_t *p, bool f32, uint32_t i)
 }
 
 /* From MANY_TOKENS on it pays to take the codes apart first. */
-#define MANY_TOKENS 16u
+#define MANY_TOKENS 64u
 void avx512_matmul_many(const struct mat *m, uint32_t g0, uint32_t g1, const struct acts *x,
                         uint32_t n, float *y, size_t ldy);

@@ -85,13 +85,23 @@ INLINE void take_bytes(struct stretch *s, const uint8_t *codes, uint32_t b, int 
     }
 }
 
+INLINE void fetch(const uint8_t *p, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i += 64)
+        _mm_prefetch((const char *)p + i, _MM_HINT_T1);
+}
+
 INLINE void take_group(struct stretch *s, enum mat_form form, uint32_t group, int g)
 {
     const uint8_t *rec = s->m->data + group * s->shape->group_bytes;
     const uint32_t per_block = form == MAT_I8B16 ? 2 : 1;
     const __m512i zero = _mm512_set1_epi16((int16_t)form_zero(form));
+    const uint8_t *next = rec + TILE_G * s->shape->group_bytes; /* taken when tokens have passed */
     for (uint32_t b = 0; b < s->n; b++) {
         const uint8_t *codes = rec + (size_t)(s->b0 + b) * s->shape->code_bytes;
+        fetch(next + (size_t)(s->b0 + b) * s->shape->code_bytes, s->shape->code_bytes);
+        fetch(next + s->shape->scales_at + (size_t)(s->b0 + b) * s->shape->scale_bytes,
+              s->shape->scale_bytes);
         if (form_nibbles(form))
             take_nibbles(s, codes, b, g, zero);
         else

@@ -1,5 +1,7 @@
 #include "worker/model/pool.h"
 
+#include "lib/base/clock.h"
+
 #include <errno.h>
 #include <linux/futex.h>
 #include <pthread.h>
@@ -10,12 +12,18 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define SPINS 32 /* a pause is 40 to 140 cycles: about 2 us at most */
+#define SPINS       16 /* pauses between two looks at the clock: about 1 us at most */
+#define SPIN_NS_MIN 1000u
+#define SPIN_NS_MAX 50000u /* about what a sleep and its end cost */
 
-/* A counter that threads wait on until it moves. */
+#define CALM        32u /* short waits in a row: nobody else wants the processor */
+
+/* A counter that threads wait on until it moves. A wait spins before it sleeps: twice as long as
+ * waits have been; after one that was longer than spinning may be, for others want the processor,
+ * as short as can be until CALM shorter ones have followed. */
 struct gate {
     _Alignas(64) _Atomic uint32_t value;
-    _Atomic uint32_t sleepers;
+    _Atomic uint32_t sleepers, spin_ns, calm;
 };
 
 struct pool {
@@ -45,17 +53,47 @@ static void relax(void)
 #endif
 }
 
+static void learn(struct gate *g, uint64_t spin_ns, uint64_t waited_ns, bool slept)
+{
+    uint32_t calm = atomic_load_explicit(&g->calm, memory_order_relaxed);
+    bool crowded = slept && waited_ns > SPIN_NS_MAX;
+    atomic_store_explicit(&g->calm,
+                          crowded       ? 0
+                          : calm < CALM ? calm + 1
+                                        : calm,
+                          memory_order_relaxed);
+    if (crowded || calm < CALM)
+        spin_ns = SPIN_NS_MIN;
+    else if (slept)
+        spin_ns = 2 * waited_ns;
+    else
+        spin_ns = (7 * spin_ns + 2 * waited_ns) / 8;
+    spin_ns = spin_ns < SPIN_NS_MIN ? SPIN_NS_MIN : spin_ns > SPIN_NS_MAX ? SPIN_NS_MAX : spin_ns;
+    atomic_store_explicit(&g->spin_ns, (uint32_t)spin_ns, memory_order_relaxed);
+}
+
 static void gate_wait(struct gate *g, uint32_t seen)
 {
-    for (int i = 0; i < SPINS; i++) {
-        if (atomic_load_explicit(&g->value, memory_order_acquire) != seen)
-            return;
-        relax();
-    }
+    uint32_t spin_ns = atomic_load_explicit(&g->spin_ns, memory_order_relaxed);
+    uint64_t from = 0, waited = 0;
+    do {
+        for (int i = 0; i < SPINS; i++) {
+            if (atomic_load_explicit(&g->value, memory_order_acquire) != seen) {
+                if (from)
+                    learn(g, spin_ns, clock_mono_ns() - from, false);
+                return;
+            }
+            relax();
+        }
+        uint64_t now = clock_mono_ns();
+        from = from ? from : now;
+        waited = now - from;
+    } while (waited < spin_ns);
     atomic_fetch_add(&g->sleepers, 1);
     while (atomic_load(&g->value) == seen)
         futex(&g->value, FUTEX_WAIT, seen);
     atomic_fetch_sub(&g->sleepers, 1);
+    learn(g, spin_ns, clock_mono_ns() - from, true);
 }
 
 static void gate_move(struct gate *g)
@@ -109,6 +147,7 @@ int pool_new(uint32_t threads, struct pool **out, struct err *e)
     struct pool *p = mem;
     memset(p, 0, sizeof *p);
     p->threads = 1;
+    p->job.spin_ns = p->barrier.spin_ns = SPIN_NS_MIN;
     p->helpers = xcalloc(threads, sizeof *p->helpers);
     for (uint32_t i = 1; i < threads; i++) {
         struct helper *h = &p->helpers[i];

@@ -1,6 +1,7 @@
 /* pool.h: the helper threads of a model_work (internal to worker/model). The caller is thread 0.
- * Between jobs and at barriers a thread spins at most about 2 us, then sleeps on a futex, so that
- * many ranks can share few cores. */
+ * Between jobs and at barriers a thread spins, then sleeps on a futex. It spins for about 1 us
+ * where waits are long (many ranks share few cores), and up to 50 us where they are short: then a
+ * sleep, whose end takes as long, costs more than the work between two barriers. */
 #pragma once
 #include "lib/base/err.h"
 
