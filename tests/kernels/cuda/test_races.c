@@ -29,7 +29,7 @@ static const struct covered {
     {"prefill_attention", "test_attention", "prefill_attention_*"},
     {"rope", "test_rows", "*stored*"},
     {"rows", "test_rows", "*norm_follow*"},
-    {"sample", "test_sampling", "greedy_choice_*"},
+    {"sample", "test_sampling", "*"},
 };
 static const char *const programs[] = {"test_attention", "test_dispatch", "test_mla",
                                        "test_products",  "test_rows",     "test_sampling"};
