@@ -186,6 +186,8 @@ json_t *object_pool_status(const struct kube_infd *d, const struct rec_plan *p, 
 json_t *object_conditions(const struct rec_condition *c, size_t n);
 
 /* execute.c */
+/* The most requests of one turn, but for what it reads again when something went wrong. */
+#define TURN_REQUESTS 9u
 void execute_work(struct queue *q, const char *key, void *ctx); /* the queue's work function */
 
 /* expected.c: key is the deployment's. What is overdue must be settled with a fresh list of the

@@ -17,7 +17,7 @@
 /* Bodies of requests that wait cost memory (a pod's about 30 KB), and other deployments wait
  * meanwhile: a long plan is carried out in parts, each decided anew. Any part of a plan that begins
  * where it begins is sound. */
-#define STEPS_MAX 8
+#define STEPS_MAX (TURN_REQUESTS - 1)
 
 /* Requests of one turn that are out at once. */
 #define ABREAST_MAX 4
@@ -496,7 +496,7 @@ static bool grave(const struct turn *t)
 static void on_owner(const struct kube_result *r, void *ctx)
 {
     struct turn *t = ctx;
-    const json_t *o = json_at(r->object, "items.0");
+    const json_t *o = r->object;
     bool same = strcmp(json_str_at(o, "metadata.uid", ""), t->infd_uid) == 0 &&
                 json_int_at(o, "metadata.generation", 0) == t->generation &&
                 !json_str_at(o, "metadata.deletionTimestamp", NULL);
@@ -511,11 +511,10 @@ static void on_owner(const struct kube_result *r, void *ctx)
     turn_end(t, false);
 }
 
-/* The turn goes on in `done`, with a list that is fresh. */
-static void list_first(struct turn *t, struct kube_call call, kube_done_fn done)
+/* The turn goes on in `done`, with what is read afresh. */
+static void read_first(struct turn *t, struct kube_call call, kube_done_fn done)
 {
     struct err e = {0};
-    call.verb = KUBE_LIST;
     call.namespace = t->namespace;
     call.done = done;
     call.ctx = t;
@@ -526,11 +525,12 @@ static void list_first(struct turn *t, struct kube_call call, kube_done_fn done)
 }
 
 /* The cache of deployments may be behind: one that is gone must not get its pods back, again and
- * again, nor one that was changed those of its old spec. */
+ * again, nor one that was changed those of its old spec. A GET reads etcd; a LIST, even of one
+ * name, waits until the API server's own cache has caught up. */
 static void ask_owner(struct turn *t)
 {
-    CLEANUP(free_charp) char *selector = xasprintf("metadata.name=%s", t->infd);
-    list_first(t, (struct kube_call){.kind = &kube_infds, .field_selector = selector}, on_owner);
+    read_first(t, (struct kube_call){.verb = KUBE_GET, .kind = &kube_infds, .name = t->infd},
+               on_owner);
 }
 
 /* From the caches to requests; the turn goes on with the first. */
@@ -583,7 +583,9 @@ static void reread(struct turn *t)
     CLEANUP(free_charp) char *selector = xasprintf("%s=%s", LABEL_INFD, t->infd);
     log_info("the watch is behind: the pods are listed before anything is decided",
              LS("infd", t->key));
-    list_first(t, (struct kube_call){.kind = &kube_pods, .label_selector = selector}, on_reread);
+    read_first(
+        t, (struct kube_call){.verb = KUBE_LIST, .kind = &kube_pods, .label_selector = selector},
+        on_reread);
 }
 
 void execute_work(struct queue *q, const char *key, void *ctx)

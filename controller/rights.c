@@ -11,7 +11,7 @@
 
 /* Compared by a test with the controller's Roles and ClusterRoles in the chart. */
 static const struct access_right always[] = {
-    {CRD_GROUP, "inferencedeployments", "list,watch,patch", NULL, NULL},
+    {CRD_GROUP, "inferencedeployments", "get,list,watch,patch", NULL, NULL},
     {CRD_GROUP, "inferencedeployments/status", "patch", NULL, NULL},
     {CRD_GROUP, "inferencedeployments/finalizers", "update", NULL, NULL},
     {CRD_GROUP, "workerpools", "list,watch,create,patch,delete", NULL, NULL},

@@ -108,6 +108,14 @@ static void on_synced(void *ctx)
     begin_if_ready(ctx);
 }
 
+/* A turn begins when its requests need not wait for the client's rate: it decides from what is true
+ * then. Those of turns that have begun may still be to come. */
+static uint64_t pause_ms(void *ctx)
+{
+    struct ctl *c = ctx;
+    return kube_pause_ms(c->client, TURN_REQUESTS * ((unsigned)queue_active(c->queue) + 1));
+}
+
 static void work(struct queue *q, const char *key, void *ctx)
 {
     struct ctl *c = ctx;
@@ -340,6 +348,7 @@ int ctl_start(struct ctl *c, const struct kube_config *config, struct err *e)
     c->namespace = strcmp(ns, "*") == 0 ? NULL : *ns ? ns : kube_namespace(c->client);
     struct queue_config q = {.loop = c->loop,
                              .work = work,
+                             .pause_ms = pause_ms,
                              .ctx = c,
                              .max_active = 2,
                              .retry_min_ms = 20,

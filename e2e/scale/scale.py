@@ -31,7 +31,10 @@ HISTOGRAMS = {"a key waits in the queue": "baton_controller_queue_seconds",
               "decision, its CPU time": "baton_controller_decide_cpu_seconds",
               "one write, as the controller sees it": "baton_controller_request_seconds",
               "reconciliation, its requests included": "baton_controller_reconcile_seconds"}
-SERVER = "one POST of a pod, as the API server sees it (apiserver_request_duration_seconds)"
+SERVER = {  # apiserver_request_duration_seconds
+    "one POST of a pod, as the API server sees it": 'group="" resource="pods" subresource="" verb="POST"',
+    "one look at a deployment, as the API server sees it":
+        'group="serving.baton.dev" resource="inferencedeployments" subresource="" verb="GET"'}
 KILL_AT = 0.8  # of the pods
 
 
@@ -203,8 +206,8 @@ class Run:
         return sum(s.get(field, 0) for s in self.pools())
 
     def server(self):
-        return summed(self.c.kubectl("get", "--raw", "/metrics"), "apiserver_request_duration_seconds",
-                      'group="" resource="pods" subresource="" verb="POST"')
+        text = self.c.kubectl("get", "--raw", "/metrics")
+        return {what: summed(text, "apiserver_request_duration_seconds", labels) for what, labels in SERVER.items()}
 
     def mark(self, who):
         return {n: who.buckets(n) for n in HISTOGRAMS.values()}, who.cpu(), self.server(), time.monotonic()
@@ -217,7 +220,8 @@ class Run:
         """Quantiles, CPU and memory of `who` since `before`."""
         for what, name in HISTOGRAMS.items():
             self.quantiles(phase, what, minus(who.buckets(name), before[0][name]))
-        self.quantiles(phase, SERVER, minus(self.server(), before[2]))
+        for what, now in self.server().items():
+            self.quantiles(phase, what, minus(now, before[2][what]))
         cpu, wall = who.cpu() - before[1], time.monotonic() - before[3]
         self.row(f"{phase}: CPU of the controller", f"{cpu:.2f} s, {100 * cpu / wall:.1f} % of a core")
         self.row(f"{phase}: memory of the controller", who.memory_text())

@@ -99,6 +99,11 @@ char *kube_path(const struct kube_call *call);
 /* The error code of a status and reason, as kube_run returns it (positive). */
 int kube_errno(int status, const char *reason);
 
+/* The time until so many requests more could go out without a wait for the client's own rate or for
+ * the server's pause; 0: now. Work that begins then is decided from newer facts than work whose
+ * requests wait. A rate that never saves up so many is asked for half its burst. */
+uint64_t kube_pause_ms(struct kube_client *c, unsigned requests);
+
 /* Internal to lib/kube: a raw request with the client's authentication. */
 struct http_call *kube_http_start(struct kube_client *c, const char *method, const char *path,
                                   const char *content_type, struct str body,

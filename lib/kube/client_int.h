@@ -54,6 +54,8 @@ size_t kube_warnings_seen(const struct kube_client *c);
 void kube_distrust(struct kube_client *c);
 /* watch.c: what such an answer means for watches that would find it out late. */
 void kube_watches_doubt(struct kube_client *c);
+/* The ns until the bucket has n tokens; 0: it has. */
+uint64_t bucket_wait(struct bucket *b, double n, uint64_t now_ns);
 /* Tokens: 0 and one is taken, else the ns until there is one. */
 uint64_t bucket_take(struct bucket *b, uint64_t now_ns);
 

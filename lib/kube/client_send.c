@@ -95,17 +95,21 @@ size_t kube_warnings_seen(const struct kube_client *c)
 
 /* ---- the rate ---- */
 
-uint64_t bucket_take(struct bucket *b, uint64_t now_ns)
+uint64_t bucket_wait(struct bucket *b, double n, uint64_t now_ns)
 {
     if (b->qps <= 0)
         return 0;
     b->tokens += b->at_ns ? (double)(now_ns - b->at_ns) / 1e9 * b->qps : b->burst;
     b->tokens = b->tokens < b->burst ? b->tokens : b->burst;
     b->at_ns = now_ns;
-    if (b->tokens < 1)
-        return (uint64_t)((1 - b->tokens) / b->qps * 1e9) + 1;
-    b->tokens -= 1;
-    return 0;
+    return b->tokens < n ? (uint64_t)((n - b->tokens) / b->qps * 1e9) + 1 : 0;
+}
+
+uint64_t bucket_take(struct bucket *b, uint64_t now_ns)
+{
+    uint64_t ns = bucket_wait(b, 1, now_ns);
+    b->tokens -= ns == 0 && b->qps > 0;
+    return ns;
 }
 
 /* 0: a request may go now; else ms to wait. */
@@ -114,6 +118,15 @@ static uint64_t wait_ms(struct kube_client *c)
     uint64_t now = clock_mono_ns();
     uint64_t ns = c->hold_until_ns > now ? c->hold_until_ns - now : bucket_take(&c->bucket, now);
     return (ns + NS_PER_MS - 1) / NS_PER_MS;
+}
+
+uint64_t kube_pause_ms(struct kube_client *c, unsigned requests)
+{
+    uint64_t now = clock_mono_ns(), held = c->hold_until_ns > now ? c->hold_until_ns - now : 0;
+    double n = (double)c->n_waiting + requests, most = c->bucket.burst / 2;
+    uint64_t ns = bucket_wait(&c->bucket, n < most || most < 1 ? n : most, now);
+    ns = ns > held ? ns : held;
+    return (ns + NS_PER_MS - 1) / NS_PER_MS + (!ns && c->waiting); /* they go first */
 }
 
 static void count_held(const char *why)

@@ -70,10 +70,10 @@ static void make_ready(struct queue *q, struct item *i)
 
 static void on_timer(uv_timer_t *t);
 
-/* One timer for the earliest of all due times. */
-static void arm(struct queue *q)
+/* One timer for the earliest of all due times, and for what is ready: in `pause` ms. */
+static void arm(struct queue *q, uint64_t pause)
 {
-    uint64_t due = q->n_ready ? 1 : 0, now = clock_mono_ns();
+    uint64_t now = clock_mono_ns(), due = q->n_ready ? now + pause * NS_PER_MS : 0;
     struct item *i, *tmp;
     HASH_ITER (hh, q->items, i, tmp) {
         if (i->due_ns && (!due || i->due_ns < due))
@@ -86,10 +86,19 @@ static void arm(struct queue *q)
                        0);
 }
 
-static void pump(struct queue *q)
+static bool full(const struct queue *q)
 {
-    unsigned max = q->cfg.max_active ? q->cfg.max_active : 8;
-    while (q->ready && q->n_active < max && !q->freed) {
+    return q->n_active >= (q->cfg.max_active ? q->cfg.max_active : 8);
+}
+
+/* Begins with what is ready. The ms until it may begin with more, 0 when time is not what is waited
+ * for. */
+static uint64_t pump(struct queue *q)
+{
+    while (q->ready && !full(q) && !q->freed) {
+        uint64_t ms = q->cfg.pause_ms ? q->cfg.pause_ms(q->cfg.ctx) : 0;
+        if (ms)
+            return ms;
         struct item *i = q->ready;
         DL_DELETE(q->ready, i);
         q->n_ready--;
@@ -99,6 +108,7 @@ static void pump(struct queue *q)
         q->waited_ns = clock_mono_ns() - i->ready_ns;
         q->cfg.work(q, i->key, q->cfg.ctx);
     }
+    return 0;
 }
 
 static void on_timer(uv_timer_t *t)
@@ -112,10 +122,9 @@ static void on_timer(uv_timer_t *t)
         i->due_ns = 0;
         make_ready(q, i);
     }
-    pump(q);
-    size_t max = q->cfg.max_active ? q->cfg.max_active : 8;
-    if (q->n_active < max || !q->n_ready)
-        arm(q);
+    uint64_t pause = pump(q);
+    if (!full(q) || !q->n_ready)
+        arm(q, pause);
 }
 
 int queue_new(const struct queue_config *c, struct queue **out, struct err *e)
@@ -170,7 +179,7 @@ static void add_at(struct queue *q, struct item *i, uint64_t due_ns)
     if (!i->due_ns || due_ns < i->due_ns)
         i->due_ns = due_ns;
     if (!q->n_ready)
-        arm(q);
+        arm(q, 0);
 }
 
 void queue_add(struct queue *q, const char *key)

@@ -12,6 +12,8 @@ struct queue_config {
     uv_loop_t *loop;
     /* Start work on key; call queue_done (or queue_retry) for it, now or later. */
     void (*work)(struct queue *q, const char *key, void *ctx);
+    /* Optional: ms until a key may be begun with, 0: now. Asked before each, and again then. */
+    uint64_t (*pause_ms)(void *ctx);
     void *ctx;
     unsigned max_active;                  /* keys worked on at once; 0: 8 */
     unsigned retry_min_ms, retry_max_ms;  /* 0: 5, 1,000,000 */

@@ -242,8 +242,11 @@ static void requests_beyond_the_rate_wait_in_order_and_leases_do_not(void **stat
     apiserver_init(&s, script, 10);
     apiserver_listen(&s, 0, NULL, NULL);
     apiserver_connect(&s, "http", httpd_port(s.httpd), kc);
+    assert_int_equal(kube_pause_ms(s.client, 2), 0);
+    assert_int_equal(kube_pause_ms(s.client, 100), 0); /* half the burst is enough */
     for (int i = 0; i < 8; i++)
         get(&o, false);
+    assert_in_range(kube_pause_ms(s.client, 1), 1, 150); /* half the burst, none of it there */
     get(&lease, true);
     apiserver_run(&s);
     assert_int_equal(lease.n, 1);

@@ -19,7 +19,17 @@ struct bench {
     bool hold;                             /* turns don't end by themselves */
     bool adds_itself;                      /* turns that fail do */
     uint64_t at_ns[64];
+    uint64_t pause_until_ns; /* no key is begun with before */
+    unsigned asked;
 };
+
+static uint64_t pause_ms(void *ctx)
+{
+    struct bench *b = ctx;
+    uint64_t now = clock_mono_ns();
+    b->asked++;
+    return b->pause_until_ns > now ? (b->pause_until_ns - now + NS_PER_MS - 1) / NS_PER_MS : 0;
+}
 
 static void work(struct queue *q, const char *key, void *ctx)
 {
@@ -56,7 +66,8 @@ static void start(struct bench *b, unsigned max_active)
     struct err e;
     memset(b, 0, sizeof *b);
     uv_loop_init(&b->loop);
-    struct queue_config c = {.loop = &b->loop, .work = work, .ctx = b, .max_active = max_active};
+    struct queue_config c = {
+        .loop = &b->loop, .work = work, .ctx = b, .max_active = max_active, .pause_ms = pause_ms};
     assert_int_equal(queue_new(&c, &b->q, &e), 0);
 }
 
@@ -220,6 +231,25 @@ static void how_long_a_key_waited_for_its_turn_is_known(void **state)
     stop(&b);
 }
 
+/* Also what comes due meanwhile waits; nobody spins. */
+static void a_pause_holds_keys_back_in_their_order(void **state)
+{
+    struct bench b;
+    (void)state;
+    start(&b, 8);
+    uint64_t began = clock_mono_ns();
+    b.pause_until_ns = began + 80 * NS_PER_MS;
+    queue_add(b.q, "a");
+    queue_add_after(b.q, "c", 20);
+    queue_add(b.q, "b");
+    while (b.n < 3 && clock_mono_ns() < began + 20 * NS_PER_S)
+        turn(&b, 1);
+    assert_string_equal(b.log, "a b c ");
+    assert_true(b.at_ns[0] >= b.pause_until_ns);
+    assert_true(b.asked < 20);
+    stop(&b);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -230,6 +260,7 @@ int main(void)
         cmocka_unit_test(adds_do_not_cut_a_back_off_short),
         cmocka_unit_test(the_earlier_of_two_delays_wins_and_an_add_does_not_cancel_it),
         cmocka_unit_test(how_long_a_key_waited_for_its_turn_is_known),
+        cmocka_unit_test(a_pause_holds_keys_back_in_their_order),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
