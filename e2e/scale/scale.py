@@ -6,13 +6,16 @@ controller-manager. Controllers with the chart's rights, the leader killed twice
   scale.py --small                                                         (100 nodes, 1,000 pods)"""
 import argparse
 import collections
+import contextlib
 import datetime
+import http.client
 import json
 import os
 import pathlib
 import re
 import shutil
 import signal
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -298,20 +301,42 @@ class Run:
             raise SystemExit(f"not the pods that were asked for: {wrong} {twice}")
 
     def churn(self):
-        """One pod in fifty is deleted by someone else."""
-        before, started = self.mark(self.lead), time.monotonic()
-        n = self.delete_some()
-        self.wait_for_all()
-        self.row(f"{n} deleted pods replaced and ready after", f"{time.monotonic() - started:.0f} s")
-        time.sleep(5)
-        self.report("replacement", self.lead, before)
-        self.exact("replacement")
+        """One pod in fifty is deleted by someone else, all at once; then as many, four a second."""
+        for phase, how, pause in (("replacement", "at once", 0), ("steady replacement", "four a second", 0.25)):
+            before, started = self.mark(self.lead), time.monotonic()
+            n = self.delete_some(pause)
+            self.wait_for_all()
+            self.row(f"{n} pods, deleted {how}, replaced and ready after", f"{time.monotonic() - started:.0f} s")
+            time.sleep(5)
+            self.report(phase, self.lead, before)
+            self.exact(phase)
 
-    def delete_some(self):
+    def delete_some(self, pause=0):
         names = self.names()[::50]
-        self.c.kubectl("-n", NS, "delete", "--wait=false", *names, timeout=300)
         self.gone = set(names)
+        if not pause:
+            self.c.kubectl("-n", NS, "delete", "--wait=false", *names, timeout=300)
+            return len(names)
+        due = time.monotonic()
+        with self.admin() as api:
+            for name in names:
+                api.request("DELETE", f"/api/v1/namespaces/{NS}/pods/{name.removeprefix('pod/')}")
+                answer = api.getresponse()
+                answer.read()
+                if answer.status not in (200, 202):
+                    raise SystemExit(f"delete {name}: {answer.status}")
+                due += pause
+                time.sleep(max(0, due - time.monotonic()))
         return len(names)
+
+    def admin(self):
+        """A connection with the rights of the cluster's administrator, without a kubectl a request."""
+        server = re.search(r'server: "https://([^"]+)"', self.c.kubeconfig.read_text())[1]
+        pki = self.c.dir / "pki"
+        tls = ssl.create_default_context(cafile=pki / "ca.crt")
+        tls.check_hostname = False  # it is reached through a port of this machine
+        tls.load_cert_chain(pki / "admin.crt", pki / "admin.key")
+        return contextlib.closing(http.client.HTTPSConnection(server, context=tls, timeout=60))
 
     def names(self):
         return self.c.kubectl("-n", NS, "get", "pods", "-o", "name", timeout=300).split()
