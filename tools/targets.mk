@@ -169,6 +169,11 @@ bench-users: setup ## 32 users with a shared prefix, through whole servers besid
 	@$(SUBMAKE) build
 	@tools/report users "BATON_BUILD=$(BUILD) $(CACHE)/venv/bin/python bench/users.py $(BENCH_ARGS)"
 
+bench-mixed: setup ## short prompts beside a long one, through the same servers; writes docs/reports/mixed.md
+	@tools/setup python gemma peers
+	@$(SUBMAKE) build
+	@tools/report mixed "BATON_BUILD=$(BUILD) $(CACHE)/venv/bin/python bench/mixed.py $(BENCH_ARGS)"
+
 compare-greedy: setup ## greedy text beside llama.cpp in f32 and as it is, on prompts drawn anew
 	@tools/setup gemma bench
 	@$(SUBMAKE) $(BUILD)/bin/bench-engine

@@ -8,7 +8,8 @@ struct state {
     struct schedule_step *step;
     uint64_t now_ns;
     uint32_t rows_left, logits_left, running;
-    struct rank { /* of data-parallel attention: one else */
+    uint32_t brief; /* prompts that need no more than this are short; 0: none is */
+    struct rank {   /* of data-parallel attention: one else */
         uint32_t free, running, youngest, picks, owed;
     } ranks[SCHEDULE_RANKS_MAX];
 };
@@ -134,11 +135,56 @@ static uint32_t fit(const struct state *s, const struct schedule_seq *q, uint32_
     return room - q->computed < n ? (uint32_t)(room - q->computed) : n;
 }
 
+static bool is_picked(const struct state *s, uint32_t index, bool admitted)
+{
+    for (uint32_t i = 0; i < s->step->n_picks; i++)
+        if (s->step->picks[i].index == index && s->step->picks[i].admitted == admitted)
+            return true;
+    return false;
+}
+
+static bool begun_waits(const struct state *s, uint32_t index)
+{
+    return may_run(s, index) && left(&s->queue->running[index]) > 1 && !is_picked(s, index, false);
+}
+
+/* The shortest begun prompt that is short and not picked yet; n_running: there is none. */
+static uint32_t shortest_begun(const struct state *s)
+{
+    uint32_t best = s->queue->n_running, most = s->brief;
+    for (uint32_t i = 0; i < s->queue->n_running; i++) {
+        uint32_t n = left(&s->queue->running[i]);
+        if (n > most || (n == most && best < s->queue->n_running) || !begun_waits(s, i))
+            continue;
+        best = i;
+        most = n;
+    }
+    return best;
+}
+
+/* Short prompts that were begun, of at most `rows`; the rows that are left of these. They never
+ * preempt: what does not fit is left to pick_begun. */
+static uint32_t pick_begun_short(struct state *s, uint32_t rows)
+{
+    uint32_t all = s->rows_left - rows, i;
+    s->rows_left = rows;
+    while (s->rows_left && (i = shortest_begun(s)) < s->queue->n_running) {
+        const struct schedule_seq *q = &s->queue->running[i];
+        uint32_t n = fit(s, q, rank_of(s, q)->free, chunk(s, q));
+        if (!n)
+            break;
+        pick(s, q, i, n, missing(s, q, n), false);
+    }
+    rows = s->rows_left;
+    s->rows_left += all;
+    return rows;
+}
+
 static void pick_begun(struct state *s)
 {
     for (uint32_t i = 0; i < s->queue->n_running && s->rows_left; i++) {
         const struct schedule_seq *q = &s->queue->running[i];
-        if (!may_run(s, i) || left(q) < 2)
+        if (!begun_waits(s, i))
             continue;
         uint32_t n = chunk(s, q);
         if (!n)
@@ -191,6 +237,40 @@ static uint32_t admit(struct state *s, const struct schedule_seq *q, uint32_t *b
     return n;
 }
 
+/* New prompts that are short, of at most `rows` together, in order of arrival: admitted, or only
+ * counted. Blocks and places of those that they overtake are left to these. Returns their rows. */
+static uint32_t new_short(struct state *s, uint32_t rows, bool counted)
+{
+    uint32_t passed[SCHEDULE_RANKS_MAX] = {0}, n_passed = 0, all = s->rows_left, given = 0;
+    for (uint32_t i = 0; i < s->queue->n_waiting && given < rows; i++) {
+        const struct schedule_seq *q = &s->queue->waiting[i];
+        const struct rank *r = rank_of(s, q);
+        uint32_t whole = missing(s, q, left(q)) + q->idle_blocks, blocks = 0, n = rows - given;
+        uint64_t kept = passed[q->rank];
+        if (q->held || is_expired(s, q))
+            continue;
+        kept += r->running ? r->owed + (uint64_t)s->limits->spare_blocks * r->running : 0;
+        if (s->running + n_passed >= s->limits->max_running || whole + kept > r->free)
+            break;
+        if (left(q) > s->brief || counted) {
+            passed[q->rank] += whole;
+            n_passed++;
+            given += left(q) > s->brief ? 0 : left(q) < n ? left(q) : n;
+            continue;
+        }
+        s->rows_left = n;
+        n = admit(s, q, &blocks);
+        s->rows_left = all - given;
+        if (!n)
+            break;
+        pick(s, q, i, n, blocks, true);
+        rank_of(s, q)->running++;
+        s->running++;
+        given += n;
+    }
+    return given;
+}
+
 /* Drafts of the decodes that were picked: of what nobody else needs. */
 static void pick_drafts(struct state *s)
 {
@@ -218,12 +298,15 @@ static void pick_drafts(struct state *s)
     }
 }
 
-static void pick_new(struct state *s)
+/* So many of the rows are kept for new prompts that are short. */
+static void pick_new(struct state *s, uint32_t short_rows)
 {
     promise(s);
+    if (short_rows)
+        new_short(s, short_rows, false);
     for (uint32_t i = 0; i < s->queue->n_waiting && s->rows_left; i++) {
         const struct schedule_seq *q = &s->queue->waiting[i];
-        if (q->held || is_expired(s, q))
+        if (q->held || is_expired(s, q) || is_picked(s, i, true))
             continue;
         uint32_t blocks = 0;
         if (s->running >= s->limits->max_running)
@@ -235,6 +318,25 @@ static void pick_new(struct state *s)
         rank_of(s, q)->running++;
         s->running++;
     }
+}
+
+/* Begun prompts and new ones in the rows that decodes left. */
+static void pick_prompts(struct state *s)
+{
+    uint32_t oldest = 0, rows = 0;
+    while (oldest < s->queue->n_running && !begun_waits(s, oldest))
+        oldest++;
+    if (oldest < s->queue->n_running && left(&s->queue->running[oldest]) > s->rows_left) {
+        s->brief = left(&s->queue->running[oldest]) / 2;
+        rows = pick_begun_short(s, s->rows_left / 2);
+        promise(s);
+        rows = s->step->n_preempted ? 0 : new_short(s, rows, true);
+    }
+    s->rows_left -= rows;
+    pick_begun(s);
+    s->rows_left += rows;
+    if (!s->step->n_preempted)
+        pick_new(s, rows);
 }
 
 static void find_expired(struct state *s)
@@ -270,7 +372,5 @@ void schedule(const struct schedule_limits *limits, const struct schedule_queue 
     find_expired(&s);
     pick_decodes(&s);
     pick_drafts(&s);
-    pick_begun(&s);
-    if (!step->n_preempted)
-        pick_new(&s);
+    pick_prompts(&s);
 }

@@ -6,6 +6,12 @@
  * answer; then prompts that were begun; then new ones in order of arrival. A step has at most
  * step_tokens rows and logit_rows rows of logits.
  *
+ * Short prompts do not wait for a long one: while the oldest begun prompt needs more than a step,
+ * up to half of the rows that decodes leave go to prompts that need at most half of what it does:
+ * begun ones, the shortest first, then new ones. It takes at most twice as long for that. Of
+ * prompts of about one length the oldest still goes first, and those that share its beginning find
+ * it in the cache. Nobody overtakes for memory: what prompts ahead in the queue need stays free.
+ *
  * Memory (vLLM v1's rules): a decode that finds no free block preempts the youngest sequence that
  * may be preempted; without a younger one it waits, blocks in hand, for the older ones (the oldest
  * always runs). The caller frees the victim's blocks and puts it at the head of the queue; it will

@@ -108,6 +108,93 @@ static void what_is_past_its_deadline_is_reported_and_not_run(void **state)
     assert_int_equal(picks[0].index, 1);
 }
 
+/* Rows of a running (or, `admitted`, a waiting) one in the step. */
+static uint32_t rows_of(uint32_t index, bool admitted)
+{
+    for (uint32_t i = 0; i < step.n_picks; i++)
+        if (picks[i].index == index && picks[i].admitted == admitted)
+            return picks[i].tokens;
+    return 0;
+}
+
+static void short_prompts_do_not_wait_for_a_long_one(void **state)
+{
+    (void)state;
+    struct schedule_seq r[] = {{.tokens = 1000, .computed = 100, .blocks = 7},
+                               {.tokens = 200, .computed = 150, .blocks = 10},
+                               {.tokens = 300, .computed = 290, .blocks = 19}};
+    struct schedule_seq w[] = {{.tokens = 40}, {.tokens = 8}};
+    run(&lim, r, 1, w, 2, 200); /* half of the rows are theirs, in their order */
+    assert_int_equal(rows_of(0, false), 32);
+    assert_int_equal(rows_of(0, true), 32);
+    assert_int_equal(rows_of(1, true), 0);
+    run(&lim, r, 1, w + 1, 1, 200); /* what they don't need is the long one's */
+    assert_int_equal(rows_of(0, false), 56);
+    assert_int_equal(rows_of(0, true), 8);
+    run(&lim, r, 3, w + 1, 1, 200); /* begun ones first, of these the shortest */
+    assert_int_equal(rows_of(2, false), 10);
+    assert_int_equal(rows_of(1, false), 22);
+    assert_int_equal(rows_of(0, false), 32);
+    assert_int_equal(rows_of(0, true), 0);
+    r[0].computed = 950; /* it ends in this step: they need not pass it */
+    r[0].blocks = 60;
+    run(&lim, r, 1, w, 2, 200);
+    assert_int_equal(rows_of(0, false), 50);
+    assert_int_equal(rows_of(0, true), 14);
+}
+
+/* What they share is computed once, and the first is not slowed down. */
+static void of_prompts_of_about_one_length_the_oldest_goes_first(void **state)
+{
+    (void)state;
+    struct schedule_seq r[] = {{.tokens = 1000, .computed = 100, .blocks = 7},
+                               {.tokens = 1000, .computed = 499, .blocks = 32}};
+    struct schedule_seq w[] = {{.tokens = 451}};
+    run(&lim, r, 2, w, 1, 400);
+    assert_int_equal(step.n_picks, 1);
+    assert_int_equal(rows_of(0, false), 64);
+    w[0].tokens = 450;
+    run(&lim, r, 2, w, 1, 400);
+    assert_int_equal(rows_of(0, true), 32);
+}
+
+static void a_short_prompt_takes_no_blocks_and_no_place_of_those_ahead(void **state)
+{
+    (void)state;
+    struct schedule_limits l = lim;
+    struct schedule_seq r[] = {{.tokens = 1000, .computed = 100, .blocks = 7}};
+    struct schedule_seq w[] = {{.tokens = 800}, {.tokens = 30}};
+    uint32_t all = 56 + 50 + 2 + 1; /* of each, and one that is left for the running one */
+    run(&l, r, 1, w, 2, all);
+    assert_int_equal(rows_of(1, true), 30);
+    assert_int_equal(rows_of(0, true), 0);
+    run(&l, r, 1, w, 2, all - 1);
+    assert_int_equal(rows_of(1, true), 0);
+    assert_int_equal(rows_of(0, false), 64); /* nothing is kept for who can't come */
+    l.max_running = 2;
+    run(&l, r, 1, w, 2, all);
+    assert_int_equal(rows_of(1, true), 0);
+}
+
+static void a_long_prompt_gets_half_of_the_rows_whoever_comes(void **state)
+{
+    (void)state;
+    struct schedule_seq r[] = {{.tokens = 1000, .computed = 10, .blocks = 1}};
+    struct schedule_seq w[8];
+    int steps = 0;
+    for (int i = 0; i < 8; i++)
+        w[i] = (struct schedule_seq){.tokens = 20};
+    for (; r[0].computed < 936; steps++) { /* new ones in every step */
+        run(&lim, r, 1, w, 8, 1000);
+        uint32_t n = rows_of(0, false);
+        assert_true(n >= 32);
+        assert_int_equal(step.rows, 64);
+        r[0].computed += n;
+        r[0].blocks = (r[0].computed + 15) / 16;
+    }
+    assert_true(steps <= 30);
+}
+
 static bool is_gone(uint32_t index, bool admitted)
 {
     for (uint32_t i = 0; i < step.n_expired; i++)
@@ -355,6 +442,10 @@ int main(void)
         cmocka_unit_test(a_new_prompt_waits_for_room_unless_it_is_alone),
         cmocka_unit_test(prompt_logprobs_are_bounded_by_the_rows_of_logits),
         cmocka_unit_test(what_is_past_its_deadline_is_reported_and_not_run),
+        cmocka_unit_test(short_prompts_do_not_wait_for_a_long_one),
+        cmocka_unit_test(of_prompts_of_about_one_length_the_oldest_goes_first),
+        cmocka_unit_test(a_short_prompt_takes_no_blocks_and_no_place_of_those_ahead),
+        cmocka_unit_test(a_long_prompt_gets_half_of_the_rows_whoever_comes),
         cmocka_unit_test(random_queues_keep_the_guarantees),
         cmocka_unit_test(every_sequence_that_fits_alone_ends),
         cmocka_unit_test(drafts_take_what_nobody_else_needs),
