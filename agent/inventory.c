@@ -35,8 +35,13 @@ static const char *cpu_isa(void)
 {
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw"))
-        return __builtin_cpu_supports("avx512vnni") ? "avx512,vnni" : "avx512";
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw")) {
+        if (!__builtin_cpu_supports("avx512vnni"))
+            return "avx512";
+        return __builtin_cpu_supports("amx-int8") && __builtin_cpu_supports("amx-bf16")
+                   ? "avx512,vnni,amx"
+                   : "avx512,vnni";
+    }
     if (__builtin_cpu_supports("avx2"))
         return "avx2";
 #endif

@@ -9,10 +9,7 @@ static void join_parts(const struct gpu_model *gm, uint32_t rows, uint32_t outpu
 {
     const float *from = gm->logits;
     for (uint32_t r = 0; r < gm->shard.tensor; r++) {
-        struct model_shard s = gm->shard;
-        struct model_part p;
-        s.tensor_rank = r;
-        model_part_of(&gm->c, &s, &p);
+        struct model_part p = gpu_part_of(gm, r);
         size_t n = p.vocab1 - p.vocab0;
         for (uint32_t i = 0; i < outputs; i++)
             memcpy(out + (size_t)i * gm->c.vocab + p.vocab0, from + i * n, n * sizeof *out);
@@ -27,13 +24,8 @@ static bool cut_vocab(const struct gpu_model *gm, struct sample_args *a)
     if (a->parts > SAMPLE_PARTS_MAX)
         return false;
     a->cut[a->parts] = gm->c.vocab;
-    for (uint32_t r = 1; r < a->parts; r++) {
-        struct model_shard s = gm->shard;
-        struct model_part p;
-        s.tensor_rank = r;
-        model_part_of(&gm->c, &s, &p);
-        a->cut[r] = p.vocab0;
-    }
+    for (uint32_t r = 1; r < a->parts; r++)
+        a->cut[r] = gpu_part_of(gm, r).vocab0;
     return true;
 }
 

@@ -105,6 +105,9 @@ int gpu_await(struct gpu_model *gm, struct err *e) MUST_CHECK;
  * once a batch, what gives its `outputs` rows of logits. */
 int gpu_step(struct gpu_model *gm, const struct gpu_plan *p, struct err *e) MUST_CHECK;
 int gpu_step_end(struct gpu_model *gm, uint32_t outputs, struct err *e) MUST_CHECK;
+/* What of the model another tensor rank of this stage has: its heads, its part of the vocabulary.
+ */
+struct model_part gpu_part_of(const struct gpu_model *gm, uint32_t tensor_rank);
 /* y [rows, w->rows] f32 = x w^T */
 int gpu_product(struct gpu_model *gm, gpu_ptr x, const struct gpu_matrix *w, gpu_ptr y,
                 uint32_t rows, struct err *e) MUST_CHECK;

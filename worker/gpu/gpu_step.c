@@ -295,6 +295,15 @@ static int layer(struct gpu_model *gm, const struct gpu_plan *p, uint32_t i, str
 
 /* ---- ends of a stage ---- */
 
+struct model_part gpu_part_of(const struct gpu_model *gm, uint32_t tensor_rank)
+{
+    struct model_shard s = gm->shard;
+    struct model_part p;
+    s.tensor_rank = tensor_rank;
+    model_part_of(&gm->c, &s, &p);
+    return p;
+}
+
 /* Every rank's part of the logits to the first one. */
 static int gather(struct gpu_model *gm, uint32_t rows, struct err *e)
 {
@@ -308,10 +317,7 @@ static int gather(struct gpu_model *gm, uint32_t rows, struct err *e)
         return gpu_link_exchange(gm->tensor, flows, n, false, e);
     }
     for (uint32_t r = 0; r < gm->shard.tensor; r++) {
-        struct model_shard s = gm->shard;
-        struct model_part p;
-        s.tensor_rank = r;
-        model_part_of(&gm->c, &s, &p);
+        struct model_part p = gpu_part_of(gm, r);
         uint64_t bytes = (uint64_t)rows * (p.vocab1 - p.vocab0) * 4;
         if (r)
             flows[n++] = (struct nccl_flow){r, false, gm->w.gathered + at, bytes};
