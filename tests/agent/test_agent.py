@@ -141,7 +141,11 @@ class Launcher:
         return len(f.read_text().splitlines()) if f.exists() else 0
 
     def wait_active(self, role="prefill"):
-        wait_for(lambda: self.gate().get("status") == "True" and self.notes().get("actual-role") == role, 40,
+        def active():  # by its words: the gate may still be open for the role that it had
+            gate = self.gate()
+            return (gate.get("status") == "True" and gate["message"].startswith(f"the worker serves as {role}")
+                    and self.notes().get("actual-role") == role)
+        wait_for(active, 40,
                  message=f"{self.name} {role}: {(self.dir / 'log').read_text()[-1500:]}")
 
     def worker_pid(self):

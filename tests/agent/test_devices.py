@@ -162,6 +162,7 @@ def test_a_lost_device_quarantines_the_node(node):
 def test_what_needs_no_action_is_only_noted(node):
     w = node.worker("0")
     node.happens("xid 0 63")
+    wait_for(lambda: "Xid 63" in node.gpu(0).get("reason", ""))  # events and other signs come by ways of their own
     node.happens("throttle 0 on")
     wait_for(lambda: "hardware" in node.gpu(0).get("reason", ""))
     assert node.gpu(0)["healthy"] and "action" not in node.gpu(0) and fault(w) is None and len(w.told("start")) == 1
